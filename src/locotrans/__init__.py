@@ -1,0 +1,8 @@
+"""Rotation-invariant point-cloud learning: LocoTrans and the layers it is made of."""
+
+from importlib.metadata import version
+
+from locotrans.models import create_model, list_models
+
+__version__ = version("locotrans")
+__all__ = ["__version__", "create_model", "list_models"]

@@ -1,0 +1,67 @@
+"""VN-DGCNN (Deng et al. 2021): DGCNN with vector neurons, an equivariant backbone."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.nn.vn import VNEdgeConv, VNLayer
+
+
+class VNFeatures(NamedTuple):
+    """What the equivariant backbone knows of a cloud."""
+
+    vectors: Float[Tensor, "b n 3 c"]
+    """The vector features of every point."""
+    layers: list[Float[Tensor, "b n 3 _"]]
+    """The output of every edge convolution."""
+    neighbors: list[Int[Tensor, "b n k"]]
+    """The graph of every edge convolution; the first one is of coordinates."""
+
+
+class VNDGCNN(nn.Module):
+    """VN edge convolutions, all their outputs concatenated and embedded point by point.
+
+    Args:
+        widths: vector channels of the edge convolutions.
+        embedding: vector channels of the embedding.
+        k: neighbours.
+        append_mean: append the mean over the points to the features of every point.
+
+    Symmetry: SO(3)-equivariant, ``h(R p) = R h(p)`` (Eq. 2).
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int] = (21, 21, 42, 85),
+        embedding: int = 341,
+        k: int = 20,
+        *,
+        append_mean: bool = True,
+    ) -> None:
+        super().__init__()
+        self.k = k
+        self.append_mean = append_mean
+        self.channels = 2 * embedding if append_mean else embedding
+        self.convs = nn.ModuleList(
+            VNEdgeConv(c, d) for c, d in zip([1, *widths[:-1]], widths, strict=True)
+        )
+        self.embed = VNLayer(sum(widths), embedding, shared_direction=True)
+
+    def forward(self, points: Float[Tensor, "b n 3"]) -> VNFeatures:
+        """Return the vector features of every point, layer by layer."""
+        v = points.unsqueeze(-1)  # (b, n, 3, 1): a point is one vector
+        layers: list[Tensor] = []
+        graphs: list[Tensor] = []
+        for conv in self.convs:
+            graph = knn_features(v.flatten(-2), self.k) if layers else knn(points, self.k)
+            v = conv(v, graph)
+            layers.append(v)
+            graphs.append(graph)
+        v = self.embed(torch.cat(layers, dim=-1))
+        if self.append_mean:
+            v = torch.cat([v, v.mean(dim=1, keepdim=True).expand_as(v)], dim=-1)
+        return VNFeatures(v, layers, graphs)

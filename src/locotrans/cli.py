@@ -1,0 +1,255 @@
+"""The command line: parses, calls, prints.
+
+What a user can get wrong ends in one line, "error: ...", and exit status 2; anything else is a
+bug and shows its traceback. A subcommand imports what it needs when it runs.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from locotrans import __version__
+from locotrans.data.transforms import RotationProtocol
+from locotrans.training.config import TrainConfig, parse_options, read_config
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Flags = Annotated[TrainConfig, tyro.conf.arg(name="")]  # no prefix: --epochs, not --flags.epochs
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the `locotrans` program."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"locotrans {__version__}")
+        return
+    try:
+        commands: dict[str, Callable[..., Any]] = {
+            "demo": demo,
+            "train": train_command(arguments),
+            "eval": evaluate,
+            "info": info,
+            "list": list_names,
+        }
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="locotrans",
+            description="Rotation-invariant point-cloud learning: LocoTrans and its baselines.",
+            args=arguments,
+        )
+    except (ValueError, OSError) as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; a training run goes on if its command is repeated", file=sys.stderr)
+        sys.exit(130)
+
+
+def demo(out: Path = Path("demo")) -> None:
+    """Train two small networks on the built-in set and show what rotations do to them.
+
+    Args:
+        out: Folder for the pictures and the table.
+    """
+    from locotrans.training.demo import run_demo
+
+    run_demo(out)
+
+
+def train_command(arguments: Sequence[str]) -> Callable[..., None]:
+    """Return the `train` subcommand; where a config file is named, it gives the defaults."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    finder.add_argument("--config", type=Path, nargs="?")
+    file = finder.parse_known_args(arguments)[0].config
+    defaults = TrainConfig() if file is None else read_config(file)
+
+    def train(flags: Flags = defaults, config: Path | None = None) -> None:
+        """Train a model; a run that was cut goes on if its command is repeated.
+
+        Args:
+            flags: The settings of the run.
+            config: JSON or TOML file of settings; flags override it.
+        """
+        from locotrans.training import train as run
+
+        print_evaluation(run(flags)["evaluation"])
+
+    return train
+
+
+def evaluate(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    json: Path | None = None,
+    split: str = "test",
+    points: int | None = None,
+    shapes: int | None = None,
+    rotations: int = 3,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights on a data set whose shapes are rotated.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file.
+        data: Data set (see `locotrans list`); by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
+        json: File to write the result to.
+        split: Split of the data set.
+        points: Points per shape; by default as in training.
+        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        rotations: Rotations of each shape.
+        seed: Seed of the rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.data import load_dataset
+    from locotrans.training import evaluate as measure
+    from locotrans.training import load_weights
+    from locotrans.training.record import environment, find_device, write_json
+
+    place = find_device(device)
+    path = weights_file(weights)
+    model, metadata = load_weights(path)
+    name = data or metadata["data"]
+    points = metadata["points"] if points is None else points
+    clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
+    if list(clouds.class_names) != metadata["class_names"]:
+        raise ValueError(
+            f"{path} tells other classes apart than data set {name!r} has; "
+            f"evaluate it on {metadata['data']!r}"
+        )
+    result = measure(
+        model,
+        clouds,
+        rotation,
+        rotations_per_shape=rotations,
+        seed=seed,
+        batch_size=batch_size,
+        device=place,
+    )
+    if json is not None:
+        facts = {"weights": str(path), "training": metadata, "environment": environment(place)}
+        write_json(json, {**result, "model": metadata["model"], **facts})
+    print_evaluation(result)
+
+
+def weights_file(path: Path) -> Path:
+    """Return the weights of a run folder, or the file itself."""
+    if not path.is_dir():
+        return path
+    if (path / "config.json").exists() and not (path / "weights.safetensors").exists():
+        raise ValueError(
+            f"{path} is not finished; repeat its train command, "
+            f"or name {path / 'checkpoint.safetensors'} to evaluate it as it stands"
+        )
+    return path / "weights.safetensors"
+
+
+def print_evaluation(result: dict[str, Any]) -> None:
+    """Print what `evaluate` returned as a table of heads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
+    table = Table(
+        title=f"{result['data']} {result['split']}, {result['samples']} shapes, "
+        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
+    )
+    table.add_column("head")
+    for column in ("overall", "class mean", "agreement"):
+        table.add_column(column, justify="right")
+    for head, figures in result["heads"].items():
+        table.add_row(head, *(f"{100 * value:.2f}%" for value in figures.values()))
+    Console().print(table)
+
+
+def info(
+    model: tyro.conf.Positional[str],
+    /,
+    options: tuple[str, ...] = (),
+    classes: int = 40,
+    points: int = 1024,
+    depth: int = 2,
+) -> None:
+    """Print the parameters, the FLOPs and the flow of shapes of a model.
+
+    Args:
+        model: Model (see `locotrans list`).
+        options: Options of the model as KEY=VALUE.
+        classes: Classes to tell apart.
+        points: Points of the cloud that is sent through.
+        depth: How deep to follow modules within modules.
+    """
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from locotrans import create_model
+
+    network = create_model(model, classes, **parse_options(model, options)).eval()
+    cloud = torch.randn(1, points, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        flow = shape_flow(network, cloud, depth)
+    table = Table(title=f"{model}, one cloud of {points} points")
+    table.add_column("module")
+    table.add_column("output")
+    table.add_column("parameters", justify="right")
+    for name, shape, parameters in flow:
+        table.add_row(name, shape, f"{parameters:,}")
+    console = Console()
+    console.print(table)
+    console.print(network.config)
+    console.print(f"parameters {sum(p.numel() for p in network.parameters()):,}", highlight=False)
+    total = counter.get_total_flops()
+    console.print(f"FLOPs {total:,} (products only, 2 per multiply-add)", highlight=False)
+
+
+def shape_flow(model: "nn.Module", points: "Tensor", depth: int) -> list[tuple[str, str, int]]:
+    """Run the model and list the modules in order of their answers: name, shape, parameters."""
+    from torch import Tensor
+
+    flow = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def note(module: "nn.Module", _: Any, output: Any) -> None:
+            values = (output,) if isinstance(output, Tensor) else output
+            names = getattr(values, "_fields", [""] * len(values))
+            shapes = [
+                f"{field} {tuple(value.shape)}".strip()
+                for field, value in zip(names, values, strict=True)
+                if isinstance(value, Tensor)
+            ]
+            flow.append((name, "\n".join(shapes), sum(p.numel() for p in module.parameters())))
+
+        return note
+
+    handles = [
+        module.register_forward_hook(watch(name or "(whole)"))
+        for name, module in model.named_modules()
+        if sum(not part.isdigit() for part in name.split(".")) <= depth
+    ]
+    model(points)
+    for handle in handles:
+        handle.remove()
+    return flow
+
+
+def list_names() -> None:
+    """List the models and the data sets."""
+    from locotrans import list_models
+    from locotrans.data import list_datasets
+
+    print("models:   ", " ".join(list_models()))
+    print("data sets:", " ".join(list_datasets()))

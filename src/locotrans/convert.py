@@ -1,0 +1,145 @@
+"""The authors' checkpoints as our networks."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+
+_VN = {"map_to_feat.weight": "linear.weight", "map_to_dir.weight": "direction.weight"}
+_NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_EQUIVARIANT = "equivariant_branch"
+_INVARIANT = "invariant_branch"
+_RPR = {
+    "basis_matrix": "basis",
+    "dynamic_kernel.0": "kernel1",
+    "dynamic_kernel.1": "kernel_norm",
+    "dynamic_kernel.3": "kernel2",
+    "act.0": "pose_norm",
+    "act.2": "refine",
+    "act.3": "refine_norm",
+    "edge_conv.0": "linear",
+    "edge_conv.1": "norm",
+}
+_MODULES = {
+    "std_feature_vn.vn_lin": f"{_EQUIVARIANT}.invariants.projection.linear",
+    "std_feature_vn.vn_lin2": f"{_EQUIVARIANT}.lcrf.projection.linear",
+    "linear1_vn": f"{_EQUIVARIANT}.hidden.linear",
+    "bn1_vn": f"{_EQUIVARIANT}.hidden.norm",
+    "linear2_vn": "equivariant_head.hidden.linear",
+    "bn2_vn": "equivariant_head.hidden.norm",
+    "linear3_vn": "equivariant_head.logits",
+    "conv1.0": f"{_INVARIANT}.first.linear",
+    "conv1.1": f"{_INVARIANT}.first.norm",
+    "conv5.0": f"{_INVARIANT}.embed.linear",
+    "conv5.1": f"{_INVARIANT}.embed.norm",
+    "linear1": f"{_INVARIANT}.hidden.linear",
+    "bn6": f"{_INVARIANT}.hidden.norm",
+    "linear2": "invariant_head.hidden.linear",
+    "bn7": "invariant_head.hidden.norm",
+    "linear3": "invariant_head.logits",
+    "fc_fuse1": "fusion.merge",
+    "fc_fuse2": "fusion.gate",
+    "linear_fuse1": "fused_head.hidden.linear",
+    "bn_fuse1": "fused_head.hidden.norm",
+    "linear_fuse2": "fused_head.logits",
+}
+# bn1 and bn5 are second names of conv1.1 and conv5.1; bn2 to bn4 are never used
+_UNUSED = re.compile(r"bn[1-5]\.\w+")
+_PROJECTIONS = {
+    "1": "invariants.projection.layer1",
+    "2": "invariants.projection.layer2",
+    "3": "lcrf.projection.layer1",
+    "4": "lcrf.projection.layer2",
+}
+
+
+def our_name(name: str) -> str | None:
+    """Return our name of a tensor of the authors' state dict, None if their network ignores it.
+
+    Raises:
+        ValueError: their networks have no such tensor.
+    """
+    name = name.removeprefix("module.")  # left by DataParallel
+    if _UNUSED.fullmatch(name):
+        return None
+    if match := re.fullmatch(r"conv([1-5])_vn\.(.+)", name):
+        layer = int(match[1])
+        where = "embed" if layer == 5 else f"convs.{layer - 1}"
+        return f"{_EQUIVARIANT}.backbone.{where}.{_vn_name(match[2], name)}"
+    if match := re.fullmatch(r"std_feature_vn\.vn([1-4])\.(.+)", name):
+        return f"{_EQUIVARIANT}.{_PROJECTIONS[match[1]]}.{_vn_name(match[2], name)}"
+    module, _, leaf = name.rpartition(".")
+    if match := re.fullmatch(r"pari_([2-4])\.(.+)", module):
+        if match[2] in _RPR:
+            return f"{_INVARIANT}.convs.{int(match[1]) - 2}.{_RPR[match[2]]}.{leaf}"
+    elif module in _MODULES:
+        return f"{_MODULES[module]}.{leaf}"
+    raise ValueError(f"{name!r} is not a tensor of the authors' LocoTrans networks")
+
+
+def _vn_name(rest: str, name: str) -> str:
+    if rest in _VN:
+        return _VN[rest]
+    leaf = rest.removeprefix("batchnorm.bn.")
+    if leaf in _NORM and leaf != rest:
+        return f"norm.norm.{leaf}"
+    raise ValueError(f"{name!r} is not a tensor of the authors' LocoTrans networks")
+
+
+def _our_layout(name: str, tensor: Tensor) -> Tensor:
+    """Drop the unit axes of convolutions, and order flattened vectors as we do.
+
+    The authors flatten c vectors as (c, 3), we as (3, c): the inputs of the pose kernels, and of the
+    equivariant head (there twice, the maximum and the mean).
+    """
+    if tensor.dim() > 2:
+        tensor = tensor.flatten(1)
+    if name.endswith("kernel1.weight"):
+        return tensor.unflatten(1, (-1, 3)).mT.flatten(1)
+    if name == f"{_EQUIVARIANT}.hidden.linear.weight":
+        return tensor.unflatten(1, (2, -1, 3)).mT.flatten(1)
+    return tensor
+
+
+def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
+    """Build our network from the authors' state dict, full or light, in eval mode.
+
+    The network is the same function: frames as printed, clouds not centred.
+
+    Args:
+        state_dict: their tensors by their names, for example from
+            ``torch.load("model.t7", map_location="cpu", weights_only=True)``.
+
+    Raises:
+        ValueError: a tensor is unknown, missing or of the wrong shape.
+    """
+    ours: dict[str, Tensor] = {}
+    for name, tensor in state_dict.items():
+        target = our_name(name)
+        if target is not None:
+            ours[target] = _our_layout(target, torch.as_tensor(tensor))
+    logits = ours.get("invariant_head.logits.weight")
+    if logits is None:
+        raise ValueError("the state dict has no 'linear3.weight': it is not a LocoTrans network")
+    full = "fused_head.logits.weight" in ours
+    base = LocoTransConfig() if full else LIGHT
+    config = {**base.__dict__, "frames": "symmetric_printed", "center": False}
+    model = LocoTrans(logits.shape[0], LocoTransConfig(**config))
+    expected = model.state_dict()
+    if missing := sorted(expected.keys() - ours.keys()):
+        raise ValueError(f"the state dict lacks the tensors of ours called {', '.join(missing)}")
+    for name, tensor in ours.items():
+        if name not in expected:
+            raise ValueError(f"{name} does not belong to the {'full' if full else 'light'} network")
+        if expected[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name} has the shape {tuple(tensor.shape)}, "
+                f"where {tuple(expected[name].shape)} is expected"
+            )
+    if ours["invariant_head.logits.weight"].dtype == torch.float64:
+        model = model.double()
+    model.load_state_dict(ours)
+    return model.eval()

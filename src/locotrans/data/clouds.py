@@ -1,0 +1,132 @@
+"""A split of a data set as plain tensors."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locotrans.geometry import AXES, Axis
+
+
+@dataclass(frozen=True, eq=False)
+class CloudSet:
+    """One split of a data set, whole in memory.
+
+    Every field is checked on construction, so that whoever holds a `CloudSet` may rely on it.
+    """
+
+    name: str
+    split: str
+    up: Axis
+    """The axis that points up: the one that the protocol "z" turns about."""
+    points: Float[Tensor, "s m 3"]
+    labels: Int[Tensor, "s"]
+    class_names: tuple[str, ...]
+    normals: Float[Tensor, "s m 3"] | None = None
+    """Unit normals that point out of the solid."""
+    parts: Int[Tensor, "s m"] | None = None
+    """The part that each point lies on, as an index into ``part_names``."""
+    part_names: tuple[str, ...] = ()
+    """One name for each part of each class, such as "chair/legs"."""
+
+    def __post_init__(self) -> None:
+        where = f"{self.name} ({self.split})"
+        if self.up not in AXES:
+            raise ValueError(f"{where}: up must be one of {', '.join(AXES)}, got {self.up!r}")
+        _check_cloud(f"{where}: points", self.points)
+        shapes, size = self.points.shape[:2]
+        _check_ids(f"{where}: labels", self.labels, (shapes,), self.class_names, "class_names")
+        if self.normals is not None:
+            _check_cloud(f"{where}: normals", self.normals)
+            if self.normals.shape != self.points.shape:
+                raise ValueError(
+                    f"{where}: normals are {tuple(self.normals.shape)}, "
+                    f"but points are {tuple(self.points.shape)}"
+                )
+        if self.parts is not None:
+            _check_ids(f"{where}: parts", self.parts, (shapes, size), self.part_names, "part_names")
+
+    def __len__(self) -> int:
+        return self.points.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are, whether or not each of them occurs in this split."""
+        return len(self.class_names)
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 (hexadecimal) of the names and of every tensor's bytes.
+
+        The device does not enter, so a copy on a GPU has the checksum of the original.
+        """
+        digest = hashlib.sha256()
+        digest.update(repr((self.up, self.class_names, self.part_names)).encode())
+        for tensor in (self.points, self.labels, self.normals, self.parts):
+            if tensor is None:
+                digest.update(b"none")
+                continue
+            digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy())
+        return digest.hexdigest()
+
+    def subset(self, indices: Sequence[int] | Tensor) -> "CloudSet":
+        """Return the shapes of the given indices, in the given order (repeats allowed)."""
+        rows = torch.as_tensor(indices, dtype=torch.long, device=self.points.device)
+        if rows.ndim != 1 or rows.numel() == 0:
+            raise ValueError(f"indices must be a non-empty list, got shape {tuple(rows.shape)}")
+        if rows.min() < -len(self) or rows.max() >= len(self):
+            raise IndexError(
+                f"indices span {int(rows.min())} to {int(rows.max())}, "
+                f"but {self.name} ({self.split}) has {len(self)} shapes"
+            )
+        return replace(
+            self,
+            points=self.points[rows],
+            labels=self.labels[rows],
+            normals=None if self.normals is None else self.normals[rows],
+            parts=None if self.parts is None else self.parts[rows],
+        )
+
+    def to(self, device: torch.device | str) -> "CloudSet":
+        """Return a copy whose tensors lie on ``device``."""
+        return replace(
+            self,
+            points=self.points.to(device),
+            labels=self.labels.to(device),
+            normals=None if self.normals is None else self.normals.to(device),
+            parts=None if self.parts is None else self.parts.to(device),
+        )
+
+
+def _check_cloud(what: str, cloud: Tensor) -> None:
+    if cloud.ndim != 3 or cloud.shape[-1] != 3:
+        raise ValueError(f"{what} must be (shapes, points, 3), got {tuple(cloud.shape)}")
+    if cloud.numel() == 0:
+        raise ValueError(f"{what} are empty: {tuple(cloud.shape)}")
+    if not cloud.is_floating_point():
+        raise ValueError(f"{what} must be floating point, got {cloud.dtype}")
+    low, high = cloud.aminmax()  # both become nan if there is one
+    if not (low.isfinite() and high.isfinite()):
+        broken = (~cloud.isfinite()).flatten(1).any(dim=1).nonzero().flatten()
+        raise ValueError(
+            f"{what} hold nan or infinity in {len(broken)} shapes, the first is {int(broken[0])}"
+        )
+
+
+def _check_ids(
+    what: str, ids: Tensor, shape: tuple[int, ...], names: tuple[str, ...], names_field: str
+) -> None:
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"{what} must be integers, got {ids.dtype}")
+    if tuple(ids.shape) != shape:
+        raise ValueError(f"{what} must be {shape} to match the points, got {tuple(ids.shape)}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{what}: {names_field} repeats a name")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= len(names):
+        raise ValueError(f"{what} span {low} to {high}, but {names_field} has {len(names)} names")

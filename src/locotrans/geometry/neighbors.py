@@ -1,0 +1,134 @@
+"""Neighbourhoods: k nearest neighbours, gathering along them, farthest points.
+
+Neighbour lists are ``(*batch, n, k)`` indices into the n points of the same cloud, and contain the
+point itself. **Tie rule**: candidates whose distance equals the k-th smallest to within rounding
+are tied, and ties go to the lowest index. Without it a rotation, which changes the last bits of
+every distance, would choose other neighbours wherever distances nearly tie, as on a regular grid.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+CHUNK = 2**24  # entries of the distance matrix that exist at a time
+TIE = 16.0  # what counts as rounding, in units of the machine epsilon
+
+
+def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"]:
+    """Return the k nearest neighbours of every point, by differences of coordinates.
+
+    Differences, unlike ``|x|^2 - 2 x.y + |y|^2``, lose nothing when the cloud is off centre.
+
+    Args:
+        points: coordinates, few of them a point (d is 3, usually).
+        k: how many neighbours, the point itself included; at most n.
+
+    Symmetry: invariant under O(3) and translation up to the tie rule above, equivariant under
+        permutation but for ties.
+    """
+    flat = _clouds(points, k)
+    # a rotation moves a coordinate by about eps x radius, hence a distance by as much
+    radius = (flat - flat.mean(-2, keepdim=True)).norm(dim=-1).amax(-1)[:, None, None]
+
+    def distances(rows: slice) -> Tensor:
+        return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
+
+    return _select(distances, radius, flat, k).reshape(*points.shape[:-1], k)
+
+
+def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "*batch n k"]:
+    """Return the k nearest neighbours of every point in feature space, by one matrix product.
+
+    ``|x - y|^2 = |x|^2 - 2 x.y + |y|^2`` on centred features. The product must run in true float32:
+    TF32 errors exceed the distances that are compared.
+
+    Symmetry: invariant under any rotation and translation of feature space, to rounding.
+    """
+    flat = _clouds(features, k)
+    flat = flat - flat.mean(-2, keepdim=True)
+    squares = flat.square().sum(-1)  # (b, n)
+
+    def distances(rows: slice) -> Tensor:
+        # |x|^2 is the same for the whole row: it does not change the order, and is left out
+        return torch.baddbmm(squares[:, None, :], flat[:, rows], flat.mT, alpha=-2)
+
+    largest = squares.amax(-1)[:, None, None]
+    return _select(distances, largest, flat, k).reshape(*features.shape[:-1], k)
+
+
+def _clouds(points: Float[Tensor, "*batch n c"], k: int) -> Float[Tensor, "b n c"]:
+    """Return the clouds along one batch axis, without gradient, once k is found to be possible."""
+    n = points.shape[-2]
+    if not 1 <= k <= n:
+        raise ValueError(
+            f"k = {k} neighbours were asked for in a cloud of {n} points: "
+            f"k must lie between 1 and {n}; use a smaller k or more points"
+        )
+    return points.detach().reshape(-1, *points.shape[-2:])
+
+
+def _select(
+    distances: Callable[[slice], Tensor],
+    scale: Float[Tensor, "b 1 1"],
+    flat: Float[Tensor, "b n c"],
+    k: int,
+) -> Int[Tensor, "b n k"]:
+    """Select neighbours, some rows at a time, by the tie rule at the top of the file.
+
+    Args:
+        distances: gives the distances of a slice of the points to all points.
+        scale: the size of the numbers whose rounding makes the distances inexact.
+        flat: the clouds.
+        k: how many neighbours.
+    """
+    b, n, _ = flat.shape
+    slack = TIE * torch.finfo(flat.dtype).eps * scale
+    candidates = min(2 * k, n)  # enough for the ties of a lattice
+    rank = torch.arange(candidates, device=flat.device)
+    rows = max(1, CHUNK // max(1, b * n))
+    chosen = []
+    for start in range(0, n, rows):
+        near, index = distances(slice(start, start + rows)).topk(candidates, largest=False)
+        kth = near[..., k - 1 : k]
+        # nearer than the ties: in order of distance; tied: in order of index; farther: last
+        key = torch.where(near > kth + slack, 3 * n, index + n)
+        key = torch.where(near < kth - slack, rank, key)
+        chosen.append(index.gather(-1, key.topk(k, largest=False).indices))
+    return torch.cat(chosen, dim=-2)
+
+
+def gather(x: Shaped[Tensor, "..."], index: Int[Tensor, "*batch m k"]) -> Shaped[Tensor, "..."]:
+    """Return the rows of ``x`` at ``index``: ``(*batch, n, *f)`` becomes ``(*batch, m, k, *f)``."""
+    batch, features = index.shape[:-2], x.shape[index.dim() - 1 :]
+    n = x.shape[index.dim() - 2]
+    rows = x.reshape(-1, *features)
+    clouds = rows.shape[0] // n
+    offset = n * torch.arange(clouds, device=index.device)[:, None]
+    flat_index = (index.reshape(clouds, -1) + offset).flatten()
+    return rows.index_select(0, flat_index).reshape(*batch, *index.shape[-2:], *features)
+
+
+def farthest_points(points: Float[Tensor, "*batch n 3"], m: int) -> Int[Tensor, "*batch m"]:
+    """Choose m points, each the farthest from those chosen before.
+
+    The first is the point farthest from the centre, so that the choice does not depend on the order
+    of the points.
+
+    Symmetry: invariant under O(3) and translation where no distances tie.
+    """
+    n = points.shape[-2]
+    if not 1 <= m <= n:
+        raise ValueError(f"{m} farthest points were asked for in a cloud of {n} points")
+    flat = points.detach().reshape(-1, n, 3)
+    clouds = torch.arange(len(flat), device=flat.device)
+    last = (flat - flat.mean(1, keepdim=True)).square().sum(-1).argmax(-1)
+    nearest = torch.full(flat.shape[:2], torch.inf, dtype=flat.dtype, device=flat.device)
+    chosen = [last]
+    for _ in range(m - 1):
+        to_last = (flat - flat[clouds, last][:, None]).square().sum(-1)
+        nearest = torch.minimum(nearest, to_last)
+        last = nearest.argmax(-1)
+        chosen.append(last)
+    return torch.stack(chosen, dim=-1).reshape(*points.shape[:-2], m)

@@ -1,0 +1,115 @@
+"""The losses of the paper, each term by name."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from locotrans.geometry.neighbors import gather
+from locotrans.geometry.vectors import safe_normalize
+
+
+class LossTerms(NamedTuple):
+    """The five terms of Eq. 18 and their weighted sum; a term that a network has not is None."""
+
+    total: Float[Tensor, ""]
+    invariant: Float[Tensor, ""] | None = None
+    equivariant: Float[Tensor, ""] | None = None
+    fused: Float[Tensor, ""] | None = None
+    orthogonality: Float[Tensor, ""] | None = None
+    consistency: Float[Tensor, ""] | None = None
+
+
+@runtime_checkable
+class Classified(Protocol):
+    """What `classification_losses` needs of a network's output."""
+
+    logits: Tensor
+    invariant: Tensor | None
+    equivariant: Tensor | None
+    fused: Tensor | None
+    vectors: Tensor | None
+    neighbors: Tensor | None
+
+
+def smoothed_cross_entropy(
+    logits: Float[Tensor, "b classes"], labels: Int[Tensor, "b"], smoothing: float = 0.2
+) -> Float[Tensor, ""]:
+    """Return the cross-entropy with ``smoothing`` spread evenly over the *other* classes.
+
+    Differs: `torch.nn.functional.cross_entropy` spreads it over all classes; the same mass on the
+        others needs ``label_smoothing = smoothing * classes / (classes - 1)``.
+    """
+    classes = logits.shape[-1]
+    if classes < 2:
+        return F.cross_entropy(logits, labels)
+    spread = smoothing * classes / (classes - 1)
+    return F.cross_entropy(logits, labels, label_smoothing=spread)
+
+
+def orthogonality_loss(vectors: Float[Tensor, "b n 3 2"]) -> Float[Tensor, ""]:
+    """Return the mean squared cosine between the two vectors of a point (Eq. 10).
+
+    Differs: Eq. 10 is printed without the square, which has no minimum at a right angle.
+    """
+    v1, v2 = safe_normalize(vectors, dim=-2).unbind(-1)
+    return (v1 * v2).sum(-1).square().mean()
+
+
+def consistency_loss(
+    vectors: Float[Tensor, "b n 3 2"], neighbors: Int[Tensor, "b n k"]
+) -> Float[Tensor, ""]:
+    """Return how much less consistent one axis is than the other over a neighbourhood (Eq. 12).
+
+    For every point, and every neighbour a of it, the cosines ``<v_a, v_b>`` to all neighbours b are
+    taken for the first and for the second vector. Of these two rows, the one with the larger mean
+    is the teacher, the other is pulled to it by a mean squared error. Rows taught by the first
+    and rows taught by the second vector are averaged separately, and added.
+
+    Gradient: stops at the teacher.
+    Degenerate: a case without rows counts 0.
+    """
+    v = gather(safe_normalize(vectors, dim=-2), neighbors)  # (b, n, k, 3, 2)
+    cosines = torch.einsum("bnaic,bndic->cbnad", v, v)  # (2, b, n, k, k)
+    first, second = cosines
+    first_teaches = first.mean(-1) > second.mean(-1)  # (b, n, k)
+    pull_second = (second - first.detach()).square().mean(-1)
+    pull_first = (first - second.detach()).square().mean(-1)
+    return _masked_mean(pull_second, first_teaches) + _masked_mean(pull_first, ~first_teaches)
+
+
+def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
+    """Return the mean of ``x`` where ``mask`` holds, 0 where it nowhere does; no synchronisation."""
+    return (x * mask).sum() / mask.sum().clamp_min(1)
+
+
+def classification_losses(
+    output: Classified,
+    labels: Int[Tensor, "b"],
+    smoothing: float = 0.2,
+    orthogonality_weight: float = 0.1,
+    consistency_weight: float = 0.1,
+) -> LossTerms:
+    """Return every term of Eq. 18, and their sum as ``total``.
+
+    A network without the heads of LocoTrans is trained by its combined logits alone.
+    """
+    heads = {"invariant": output.invariant, "equivariant": output.equivariant, "fused": output.fused}
+    terms = {
+        name: smoothed_cross_entropy(logits, labels, smoothing)
+        for name, logits in heads.items()
+        if logits is not None
+    }
+    total = (
+        torch.stack(list(terms.values())).sum()
+        if terms
+        else smoothed_cross_entropy(output.logits, labels, smoothing)
+    )
+    if output.vectors is not None and output.neighbors is not None:
+        terms["orthogonality"] = orthogonality_loss(output.vectors)
+        terms["consistency"] = consistency_loss(output.vectors, output.neighbors)
+        total = total + orthogonality_weight * terms["orthogonality"]
+        total = total + consistency_weight * terms["consistency"]
+    return LossTerms(total=total, **terms)

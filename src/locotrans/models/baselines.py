@@ -1,0 +1,124 @@
+"""The networks that the paper measures itself against: DGCNN, VN-DGCNN and PointNet."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locotrans.backbones.dgcnn import DGCNN
+from locotrans.backbones.pointnet import PointNet
+from locotrans.backbones.protocol import Backbone
+from locotrans.backbones.vn_dgcnn import VNDGCNN
+from locotrans.geometry.vectors import center
+from locotrans.models.output import ClassifierOutput, check_points
+from locotrans.nn.edge import max_mean_pool
+from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.vn import VNInvariants
+
+
+@dataclass(frozen=True)
+class DGCNNConfig:
+    """DGCNN as published for classification."""
+
+    k: int = 20
+    """Neighbours of a point, itself included."""
+    widths: tuple[int, ...] = (64, 64, 128, 256)
+    """Channels of the edge convolutions."""
+    embedding: int = 1024
+    """Channels of the embedding."""
+    head_widths: tuple[int, int] = (512, 256)
+    """Channels of the two layers of the head."""
+    dropout: float = 0.5
+    """Dropout in the head."""
+    center: bool = True
+    """Move the cloud's mean to the origin first."""
+
+
+@dataclass(frozen=True)
+class VNDGCNNConfig(DGCNNConfig):
+    """VN-DGCNN as published for classification; widths and embedding count vectors."""
+
+    widths: tuple[int, ...] = (21, 21, 42, 85)
+    """Vector channels of the edge convolutions."""
+    embedding: int = 341
+    """Vector channels of the embedding, before the mean over the points doubles them."""
+
+
+@dataclass(frozen=True)
+class PointNetConfig:
+    """PointNet as published for classification."""
+
+    head_widths: tuple[int, int] = (512, 256)
+    """Channels of the two layers of the head."""
+    dropout: float = 0.3
+    """Dropout in the head."""
+    center: bool = True
+    """Move the cloud's mean to the origin first."""
+
+
+class PointClassifier(nn.Module):
+    """A backbone, max and mean pooling, and a head.
+
+    Symmetry: that of the backbone; none for DGCNN and PointNet.
+    """
+
+    def __init__(
+        self, num_classes: int, config: DGCNNConfig | PointNetConfig, backbone: Backbone
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes = num_classes
+        self.backbone = backbone
+        hidden, last = config.head_widths
+        self.hidden = HeadLayer(2 * backbone.channels, hidden, config.dropout, bias=False)
+        self.head = Head(hidden, last, num_classes, config.dropout)
+
+    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
+        """Classify clouds."""
+        check_points(points, getattr(self.config, "k", 1))
+        if self.config.center:
+            points = center(points)
+        features = self.backbone(points)
+        hidden = self.hidden(max_mean_pool(features))
+        return ClassifierOutput(self.head(hidden), embedding=hidden, point_features=features)
+
+
+class VNClassifier(nn.Module):
+    """VN-DGCNN with invariants, max and mean pooling, and a head.
+
+    Symmetry: invariant under SO(3) and under reflections.
+    """
+
+    def __init__(self, num_classes: int, config: VNDGCNNConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes = num_classes
+        self.backbone = VNDGCNN(config.widths, config.embedding, config.k)
+        self.invariants = VNInvariants(self.backbone.channels)
+        hidden, last = config.head_widths
+        self.hidden = HeadLayer(6 * self.backbone.channels, hidden, config.dropout)
+        self.head = Head(hidden, last, num_classes, config.dropout)
+
+    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
+        """Classify clouds."""
+        check_points(points, self.config.k)
+        if self.config.center:
+            points = center(points)
+        features = self.invariants(self.backbone(points).vectors)
+        hidden = self.hidden(max_mean_pool(features))
+        logits = self.head(hidden)
+        return ClassifierOutput(
+            logits, equivariant=logits, embedding=hidden, point_features=features
+        )
+
+
+def build_dgcnn(num_classes: int, config: DGCNNConfig) -> PointClassifier:
+    """Build the DGCNN classifier."""
+    return PointClassifier(
+        num_classes, config, DGCNN(config.widths, config.embedding, config.k)
+    )
+
+
+def build_pointnet(num_classes: int, config: PointNetConfig) -> PointClassifier:
+    """Build the PointNet classifier."""
+    return PointClassifier(num_classes, config, PointNet())

@@ -1,0 +1,239 @@
+r"""LocoTrans (Chen et al., CVPR 2024), from the points to the logits.
+
+An equivariant branch (`EquivariantBranch`) turns points p into vectors v that rotate along,
+h(R p) = R h(p). From them come the invariants that it classifies by, the local-consistent reference
+frame U_r of every point (LCRF), and the relative pose of neighbouring patches (RPR). An invariant
+branch (`InvariantBranch`) sees the cloud through the frames. Attention fuses both.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.backbones.vn_dgcnn import VNDGCNN, VNFeatures
+from locotrans.geometry.frames import FrameKind, handcrafted_frame
+from locotrans.geometry.neighbors import gather, knn_features
+from locotrans.geometry.vectors import center
+from locotrans.models.output import ClassifierOutput, check_points
+from locotrans.nn.edge import EdgeConv, PointLayer, max_mean_pool
+from locotrans.nn.fusion import AttentionFusion
+from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.lcrf import LCRF
+from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
+from locotrans.nn.vn import VNInvariants
+
+RelativePose = Literal["none", "coordinates", "handcrafted", "equivariant", "invariant"]
+
+
+@dataclass(frozen=True)
+class LocoTransConfig:
+    """Every choice that the paper makes or ablates; the defaults are the paper's full network."""
+
+    k: int = 20
+    """Neighbours of a point, itself included (Tab. 10)."""
+    frames: FrameKind = "symmetric"
+    """How two vectors become a frame (Tab. 5)."""
+    relative_pose: RelativePose = "equivariant"
+    """What tells the pose of a neighbour relative to its reference point (Tab. 6)."""
+    fusion: bool = True
+    """A third head on both branches, fused by attention (Tab. 4)."""
+    vector_widths: tuple[int, ...] = (21, 21, 42, 85)
+    """Vector channels of the equivariant edge convolutions: a third of DGCNN's, vectors being 3 numbers."""
+    vector_embedding: int = 341
+    """Vector channels of the equivariant embedding."""
+    append_mean: bool = True
+    """Append the mean vectors of the cloud to those of every point."""
+    widths: tuple[int, ...] = (64, 64, 128, 256)
+    """Channels of the invariant edge convolutions (DGCNN's)."""
+    embedding: int = 1024
+    """Channels of the invariant embedding."""
+    refine: bool = True
+    """One more layer on the neighbours' features in RPR."""
+    shared_graphs: bool = True
+    """The invariant branch uses the graphs of the equivariant one, instead of its own."""
+    reference_point: bool = False
+    """Layer 1 of the invariant branch sees U_r^T p_r too, as Eq. 13 is printed."""
+    head_widths: tuple[int, int] = (512, 256)
+    """Channels of the two layers of every head."""
+    dropout: float = 0.5
+    """Dropout in the heads."""
+    center: bool = True
+    """Move the cloud's mean to the origin first, so that a translation changes nothing."""
+
+    def __post_init__(self) -> None:
+        if len(self.vector_widths) != len(self.widths):
+            raise ValueError(
+                f"vector_widths and widths must name as many layers: "
+                f"{self.vector_widths} and {self.widths}"
+            )
+
+
+LIGHT = LocoTransConfig(
+    fusion=False,
+    vector_widths=(21, 21, 21, 21),
+    vector_embedding=85,
+    append_mean=False,
+    refine=False,
+    shared_graphs=False,
+)
+"""The light network of the paper's Post-CVPR section ("Ours*")."""
+
+
+class EquivariantOutput(NamedTuple):
+    """What the equivariant branch gives to the rest of the network."""
+
+    features: VNFeatures
+    hidden: Float[Tensor, "b h"]
+    vectors: Float[Tensor, "b n 3 2"] | None
+    frames: Float[Tensor, "b n 3 3"]
+
+
+class EquivariantBranch(nn.Module):
+    """VN-DGCNN, its invariants, and the frames learned from it.
+
+    Symmetry: vectors and frames turn with the cloud, ``hidden`` does not change.
+    """
+
+    def __init__(self, config: LocoTransConfig) -> None:
+        super().__init__()
+        self.backbone = VNDGCNN(
+            config.vector_widths,
+            config.vector_embedding,
+            config.k,
+            append_mean=config.append_mean,
+        )
+        channels = self.backbone.channels
+        self.invariants = VNInvariants(channels)
+        self.hidden = HeadLayer(6 * channels, config.head_widths[0], config.dropout)
+        self.lcrf = None if config.frames == "handcrafted" else LCRF(channels, config.frames)
+
+    def forward(self, points: Float[Tensor, "b n 3"]) -> EquivariantOutput:
+        """Return the vectors of every layer, a hidden vector of the shape, and the frames."""
+        features = self.backbone(points)
+        hidden = self.hidden(max_mean_pool(self.invariants(features.vectors)))
+        if self.lcrf is None:
+            frames = handcrafted_frame(points, features.neighbors[0])
+            return EquivariantOutput(features, hidden, None, frames)
+        return EquivariantOutput(features, hidden, *self.lcrf(features.vectors))
+
+
+class InvariantBranch(nn.Module):
+    """DGCNN on the cloud as the frames see it, with relative pose recovery in layers 2 and up.
+
+    Symmetry: SO(3)-invariant.
+    Gradient: reaches the frames through layer 1 only; RPR takes them detached.
+    """
+
+    def __init__(self, config: LocoTransConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.first = FrameConv(config.widths[0], reference_point=config.reference_point)
+        self.convs = nn.ModuleList(
+            EdgeConv(c, d)
+            if config.relative_pose == "none"
+            else RelativePoseConv(self._pose_channels(i), c, d, refine=config.refine)
+            for i, (c, d) in enumerate(zip(config.widths[:-1], config.widths[1:], strict=True))
+        )
+        self.embed = PointLayer(sum(config.widths), config.embedding)
+        self.hidden = HeadLayer(
+            2 * config.embedding, config.head_widths[0], config.dropout, bias=False
+        )
+
+    def forward(
+        self, points: Float[Tensor, "b n 3"], equivariant: EquivariantOutput
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b h"]]:
+        """Return the features of every point, and a hidden vector of the shape."""
+        layers = [self.first(points, equivariant.features.neighbors[0], equivariant.frames)]
+        for i, conv in enumerate(self.convs):
+            x = layers[-1]
+            neighbors = self._graph(i + 1, x, equivariant)
+            if self.config.relative_pose == "none":
+                layers.append(conv(x, neighbors))
+            else:
+                layers.append(conv(x, self._pose(i, points, x, neighbors, equivariant), neighbors))
+        x = self.embed(torch.cat(layers, dim=-1))
+        return x, self.hidden(max_mean_pool(x))
+
+    def _graph(
+        self, layer: int, x: Float[Tensor, "b n c"], equivariant: EquivariantOutput
+    ) -> Int[Tensor, "b n k"]:
+        if self.config.shared_graphs:
+            return equivariant.features.neighbors[layer]
+        return knn_features(x, self.config.k)
+
+    def _pose_channels(self, layer: int) -> int:
+        """Return the size of what `_pose` returns."""
+        return {
+            "equivariant": 3 * self.config.vector_widths[layer],
+            "coordinates": 3,
+            "handcrafted": 4,
+            "invariant": self.config.widths[layer],
+        }[self.config.relative_pose]
+
+    def _pose(
+        self,
+        layer: int,
+        points: Float[Tensor, "b n 3"],
+        x: Float[Tensor, "b n c"],
+        neighbors: Int[Tensor, "b n k"],
+        equivariant: EquivariantOutput,
+    ) -> Float[Tensor, "b n k f"]:
+        """Return the relative pose F of every edge (Eq. 17, and its rivals in Tab. 6)."""
+        frames = equivariant.frames.detach()
+        match self.config.relative_pose:
+            case "equivariant":
+                return equivariant_pose(equivariant.features.layers[layer], neighbors, frames)
+            case "coordinates":
+                return equivariant_pose(points.unsqueeze(-1), neighbors, frames)
+            case "handcrafted":
+                return point_pair_pose(points, neighbors, frames)
+            case _:
+                return gather(x, neighbors) - x.unsqueeze(2)
+
+
+class LocoTrans(nn.Module):
+    """The LocoTrans classifier.
+
+    Symmetry: logits, embedding and point features are SO(3)-invariant, frames and vectors
+        SO(3)-equivariant; nothing depends on the order of the points or on the batch-mates (in
+        evaluation). A reflection changes the answer: the third axis of a frame is a cross product.
+    """
+
+    def __init__(self, num_classes: int, config: LocoTransConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_classes = num_classes
+        hidden, last = config.head_widths
+        self.equivariant_branch = EquivariantBranch(config)
+        self.invariant_branch = InvariantBranch(config)
+        self.equivariant_head = Head(hidden, last, num_classes, config.dropout)
+        self.invariant_head = Head(hidden, last, num_classes, config.dropout)
+        self.fusion = AttentionFusion(hidden) if config.fusion else None
+        self.fused_head = Head(hidden, last, num_classes, config.dropout) if config.fusion else None
+
+    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
+        """Classify clouds; the combined logits are the sum that the paper reports."""
+        check_points(points, self.config.k)
+        if self.config.center:
+            points = center(points)
+        vn = self.equivariant_branch(points)
+        point_features, hidden = self.invariant_branch(points, vn)
+        equivariant = self.equivariant_head(vn.hidden)
+        invariant = self.invariant_head(hidden)
+        fused = None
+        if self.fusion is not None and self.fused_head is not None:
+            fused = self.fused_head(self.fusion(hidden, vn.hidden))
+        return ClassifierOutput(
+            logits=equivariant + (invariant if fused is None else fused),
+            invariant=invariant,
+            equivariant=equivariant,
+            fused=fused,
+            vectors=vn.vectors,
+            frames=vn.frames,
+            embedding=torch.cat([hidden, vn.hidden], dim=-1),
+            point_features=point_features,
+            neighbors=vn.features.neighbors[0],
+        )

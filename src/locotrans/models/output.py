@@ -1,0 +1,58 @@
+"""What every classifier takes and returns."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+class ClassifierOutput(NamedTuple):
+    """The answer of a classifier; a field that a variant does not have is None."""
+
+    logits: Float[Tensor, "b classes"]
+    """The combined logits: the answer."""
+    invariant: Float[Tensor, "b classes"] | None = None
+    """Logits of the invariant branch."""
+    equivariant: Float[Tensor, "b classes"] | None = None
+    """Logits of the equivariant branch."""
+    fused: Float[Tensor, "b classes"] | None = None
+    """Logits of the fusion of both branches."""
+    vectors: Float[Tensor, "b n 3 2"] | None = None
+    """The two vectors, not normalised, from which the frames are built; they turn with the cloud."""
+    frames: Float[Tensor, "b n 3 3"] | None = None
+    """The local reference frames, axes as columns; they turn with the cloud."""
+    embedding: Float[Tensor, "b e"] | None = None
+    """One vector a shape, the last before the classifiers."""
+    point_features: Float[Tensor, "b n c"] | None = None
+    """Features of every point."""
+    neighbors: Int[Tensor, "b n k"] | None = None
+    """The graph of coordinates, over which frames are to be consistent."""
+
+
+def check_points(points: Tensor, k: int = 1) -> None:
+    """Raise a ValueError that says what is wrong, unless ``points`` are clouds a model can take.
+
+    Values are checked for being finite too, except where that would stall a GPU while training.
+    """
+    shape = tuple(points.shape)
+    if points.dim() != 3 or shape[2] != 3:
+        hint = ""
+        if points.dim() == 2 and shape[1] == 3:
+            hint = "; add a batch axis: points[None]"
+        elif points.dim() == 3 and shape[1] == 3:
+            hint = "; the coordinates must come last: points.mT"
+        raise ValueError(f"points must have the shape (batch, points, 3), got {shape}{hint}")
+    if not points.is_floating_point():
+        raise ValueError(f"points must be floating-point numbers, got {points.dtype}")
+    if shape[0] == 0 or shape[1] == 0:
+        raise ValueError(f"points must not be empty, got the shape {shape}")
+    if shape[1] < k:
+        raise ValueError(
+            f"a cloud of {shape[1]} points is too small for k = {k} neighbours: "
+            "give at least k points, or build the model with a smaller k"
+        )
+    free = points.is_cuda and (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    if not free and not bool(torch.isfinite(points).all()):
+        bad = int((~torch.isfinite(points)).any(-1).sum())
+        raise ValueError(f"points must be finite; {bad} of {shape[0] * shape[1]} hold nan or inf")

@@ -1,0 +1,39 @@
+"""Layers: tensors in, tensors out; no task, no data set."""
+
+from locotrans.nn.edge import EdgeConv, PointLayer, edge_linear, max_mean_pool
+from locotrans.nn.fusion import AttentionFusion
+from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.lcrf import LCRF, to_frame
+from locotrans.nn.norm import BatchNorm
+from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
+from locotrans.nn.vn import (
+    VNBatchNorm,
+    VNEdgeConv,
+    VNInvariants,
+    VNLayer,
+    VNProjection,
+    vn_leaky_relu,
+)
+
+__all__ = [
+    "LCRF",
+    "AttentionFusion",
+    "BatchNorm",
+    "EdgeConv",
+    "FrameConv",
+    "Head",
+    "HeadLayer",
+    "PointLayer",
+    "RelativePoseConv",
+    "VNBatchNorm",
+    "VNEdgeConv",
+    "VNInvariants",
+    "VNLayer",
+    "VNProjection",
+    "edge_linear",
+    "equivariant_pose",
+    "max_mean_pool",
+    "point_pair_pose",
+    "to_frame",
+    "vn_leaky_relu",
+]

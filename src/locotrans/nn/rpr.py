@@ -1,0 +1,117 @@
+"""Relative pose recovery (RPR) and the first layer of the invariant branch."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from locotrans.geometry.neighbors import gather
+from locotrans.geometry.vectors import safe_length, safe_normalize
+from locotrans.nn.edge import leaky_max
+from locotrans.nn.lcrf import to_frame
+from locotrans.nn.norm import BatchNorm
+
+
+class FrameConv(nn.Module):
+    """Eq. 13: ``x_r = max_j psi(U_r^T (p_j - p_r))``, optionally of ``U_r^T p_r`` too.
+
+    Symmetry: SO(3)-invariant; and translation-invariant without ``U_r^T p_r``.
+    Gradient: flows into the frames here, and only here.
+    Differs: the authors' program leaves ``U_r^T p_r`` out, and so do we unless asked.
+    """
+
+    def __init__(self, out_channels: int, *, reference_point: bool = False) -> None:
+        super().__init__()
+        self.reference_point = reference_point
+        self.linear = nn.Linear(6 if reference_point else 3, out_channels, bias=False)
+        self.norm = BatchNorm(out_channels)
+
+    def forward(
+        self,
+        points: Float[Tensor, "b n 3"],
+        neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        """Convolve the coordinates of every neighbourhood, seen from its own frame."""
+        edges = gather(points, neighbors) - points.unsqueeze(2)
+        # a row vector times U is (U^T v)^T
+        local = edges @ frames  # (b, n, k, 3)
+        if self.reference_point:
+            reference = points.unsqueeze(2) @ frames  # (b, n, 1, 3)
+            local = torch.cat([local, reference.expand_as(local)], dim=-1)
+        return leaky_max(self.norm(self.linear(local)))
+
+
+class RelativePoseConv(nn.Module):
+    """Edge convolution whose neighbours are first turned into the pose of the reference point.
+
+    ``x^_j = W_j(F) x_j`` (Eq. 15) with a kernel of two layers on the relative pose F, then
+    ``x'_r = max_j phi(x_r, x^_j - x_r)`` (Eq. 16).
+
+    Args:
+        pose_channels: size of the relative pose F of an edge.
+        in_channels: features in.
+        out_channels: features out.
+        refine: one more layer on ``x^_j`` (the full network has it, the light one has not).
+    """
+
+    def __init__(
+        self, pose_channels: int, in_channels: int, out_channels: int, *, refine: bool = True
+    ) -> None:
+        super().__init__()
+        c = in_channels
+        self.basis = nn.Linear(c, c, bias=False)
+        self.kernel1 = nn.Linear(pose_channels, c // 2)
+        self.kernel_norm = BatchNorm(c // 2)
+        self.kernel2 = nn.Linear(c // 2, c)
+        self.pose_norm = BatchNorm(c)
+        self.refine = nn.Linear(c, c) if refine else None
+        self.refine_norm = BatchNorm(c) if refine else None
+        self.linear = nn.Linear(2 * c, out_channels, bias=False)
+        self.norm = BatchNorm(out_channels)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        pose: Float[Tensor, "b n k f"],
+        neighbors: Int[Tensor, "b n k"],
+    ) -> Float[Tensor, "b n d"]:
+        """Convolve features over neighbourhoods, given the relative pose of every edge."""
+        kernel = self.kernel2(F.relu(self.kernel_norm(self.kernel1(pose))))
+        x_hat = F.relu(self.pose_norm(kernel * gather(self.basis(x), neighbors)))  # Eq. 15
+        if self.refine is not None and self.refine_norm is not None:
+            x_hat = F.relu(self.refine_norm(self.refine(x_hat)))
+        # W [x^_j - x_r; x_r] = W1 x^_j + (W2 - W1) x_r: the second product is per point
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        edges = F.linear(x_hat, w1) + F.linear(x, w2 - w1).unsqueeze(2)
+        return leaky_max(self.norm(edges))  # Eq. 16
+
+
+def equivariant_pose(
+    v: Float[Tensor, "b n 3 c"],
+    neighbors: Int[Tensor, "b n k"],
+    frames: Float[Tensor, "b n 3 3"],
+) -> Float[Tensor, "b n k c3"]:
+    """Return the relative pose ``F = U_r^T (v_j - v_r)`` of every edge (Eq. 17).
+
+    With coordinates as the only channel, (b, n, 3, 1), it is the "coordinate" pose of Tab. 6.
+    """
+    return to_frame(frames, gather(v, neighbors) - v.unsqueeze(2))
+
+
+def point_pair_pose(
+    points: Float[Tensor, "b n 3"],
+    neighbors: Int[Tensor, "b n k"],
+    frames: Float[Tensor, "b n 3 3"],
+) -> Float[Tensor, "b n k 4"]:
+    """Return distance and angles of every point pair, the hand-crafted pose of Tab. 6.
+
+    The length of ``p_j - p_r``, and the cosines between it and the first axes of both frames, and
+    between those axes.
+    """
+    edges = gather(points, neighbors) - points.unsqueeze(2)
+    direction = safe_normalize(edges)
+    axis_r = frames[..., 0].unsqueeze(2)  # (b, n, 1, 3)
+    axis_j = gather(frames[..., 0], neighbors)
+    cosines = [(axis_r * direction), (axis_j * direction), (axis_r * axis_j)]
+    return torch.cat([safe_length(edges), *(c.sum(-1, keepdim=True) for c in cosines)], dim=-1)

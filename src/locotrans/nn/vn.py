@@ -1,0 +1,129 @@
+r"""Vector neurons: layers whose channels are vectors, so that h(R p) = R h(p) (Eq. 2).
+
+Vector features are ``(*batch, 3, c)``. A linear layer without bias acts on the channels and commutes
+with a rotation, which acts on the axis of size 3; so `torch.nn.Linear(c, d, bias=False)` *is* the
+vector-neuron linear layer.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.geometry.vectors import safe_length
+from locotrans.nn.edge import SLOPE, edge_linear
+from locotrans.nn.norm import BatchNorm
+
+EPS = 1e-6
+
+
+def vn_leaky_relu(
+    v: Float[Tensor, "*batch 3 c"], direction: Float[Tensor, "*batch 3 d"]
+) -> Float[Tensor, "*batch 3 c"]:
+    r"""Shrink what points against a learned direction: the leaky ReLU of vectors.
+
+    ``v - (1 - slope) min(0, <v, q>) q / (|q|^2 + eps)``: a vector in the half-space of its direction
+    q passes; of any other, the part along q keeps the slope only.
+
+    Args:
+        v: the vectors.
+        direction: q, one a channel, or one for all channels (d = 1).
+
+    Symmetry: SO(3)- and O(3)-equivariant.
+    """
+    along = (v * direction).sum(-2, keepdim=True).clamp(max=0)
+    squared = (direction * direction).sum(-2, keepdim=True)
+    return v - (1 - SLOPE) * along / (squared + EPS) * direction
+
+
+class VNBatchNorm(nn.Module):
+    """Batch norm of the lengths of vectors; directions stay.
+
+    Symmetry: SO(3)- and O(3)-equivariant, since a length is invariant.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = BatchNorm(channels)
+
+    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 c"]:
+        """Give every vector the normalised length."""
+        length = safe_length(v, dim=-2, eps=EPS)
+        return v * (self.norm(length) / length)
+
+
+class VNLayer(nn.Module):
+    """A linear layer, batch norm and leaky ReLU for vectors, for every point alone.
+
+    Args:
+        in_channels: vectors in.
+        out_channels: vectors out.
+        shared_direction: learn one direction for all channels instead of one each.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, shared_direction: bool = False
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_channels, out_channels, bias=False)
+        self.direction = nn.Linear(
+            in_channels, 1 if shared_direction else out_channels, bias=False
+        )
+        self.norm = VNBatchNorm(out_channels)
+
+    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:
+        """Map the vectors of every point."""
+        return vn_leaky_relu(self.norm(self.linear(v)), self.direction(v))
+
+
+class VNEdgeConv(nn.Module):
+    """A VN layer on the edges [v_j - v_r, v_r], then the mean over the neighbours.
+
+    Symmetry: SO(3)-equivariant. The mean, unlike a maximum, is equivariant for vectors.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2 * in_channels, out_channels, bias=False)
+        self.direction = nn.Linear(2 * in_channels, out_channels, bias=False)
+        self.norm = VNBatchNorm(out_channels)
+
+    def forward(
+        self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
+    ) -> Float[Tensor, "b n 3 d"]:
+        """Convolve vectors over the given neighbourhoods."""
+        # one product and one gather serve the vectors and their directions
+        weight = torch.cat([self.linear.weight, self.direction.weight])
+        p, q = edge_linear(v, neighbors, weight).chunk(2, dim=-1)  # (b, n, k, 3, d) each
+        return vn_leaky_relu(self.norm(p), q).mean(dim=2)
+
+
+class VNProjection(nn.Module):
+    """Two VN layers (c -> c//2 -> c//4) and a linear map to a few vectors a point."""
+
+    def __init__(self, channels: int, vectors: int) -> None:
+        super().__init__()
+        self.layer1 = VNLayer(channels, channels // 2)
+        self.layer2 = VNLayer(channels // 2, channels // 4)
+        self.linear = nn.Linear(channels // 4, vectors, bias=False)
+
+    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 m"]:
+        """Project the vectors of every point."""
+        return self.linear(self.layer2(self.layer1(v)))
+
+
+class VNInvariants(nn.Module):
+    """Invariant features: inner products of all vectors with three learned ones.
+
+    With ``Z = (z_1, z_2, z_3)`` a 3 x 3 matrix of equivariant vectors of the point, ``Z^T v`` does not
+    change when both turn: ``(R Z)^T (R v) = Z^T v``.
+
+    Symmetry: invariant under O(3).
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.projection = VNProjection(channels, 3)
+
+    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch c3"]:
+        """Return the 3c inner products of every point, those with z_1 first."""
+        return (self.projection(v).mT @ v).flatten(-2)

@@ -1,0 +1,131 @@
+"""Weights and checkpoints as safetensors: data only, nothing that could be executed.
+
+A weights file holds the state dict under its own names, and in its header, as JSON, all that is
+needed to build the model again. A checkpoint is a weights file with more in it: tensors whose
+names contain a slash (``optimizer/...``, ``epoch/...``) and the step in the header.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from locotrans.models import create_model, model_config
+from locotrans.training.config import typed_fields
+from locotrans.training.record import write_atomically
+
+HEADER = "locotrans"  # the header's key
+FORMAT = 1
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write tensors and metadata to one file, atomically, with a checksum of the tensors."""
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    header = {**metadata, "format": FORMAT, "sha256": _digest(plain)}
+    write_atomically(path, save(plain, {HEADER: json.dumps(header)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_tensors` wrote, on the CPU.
+
+    Raises:
+        ValueError: if the file is truncated, damaged, or not one of ours.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is not a file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is damaged or not a safetensors file ({error}); "
+            "restore it from a copy, or train again in a new folder"
+        ) from None
+    except (KeyError, json.JSONDecodeError):
+        raise ValueError(
+            f"{path} was not written by locotrans (its header has no {HEADER!r} entry); "
+            "the authors' checkpoints are read by locotrans.convert"
+        ) from None
+    if header.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {header.get('format')}, this version reads {FORMAT}; "
+            "use the version of locotrans that wrote it"
+        )
+    if header.get("sha256") != _digest(tensors):
+        raise ValueError(
+            f"{path} is damaged (its checksum does not match); "
+            "restore it from a copy, or train again in a new folder"
+        )
+    return tensors, header
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
+    """Build the model of a weights file or checkpoint, in eval mode on the CPU.
+
+    Returns:
+        The model, and the header: ``model``, ``config``, ``num_classes``, ``class_names``,
+        ``data`` and what else was recorded.
+    """
+    path = Path(path)
+    tensors, metadata = read_tensors(path)
+    try:
+        name = metadata["model"]
+        config = typed_fields(type(model_config(name)), metadata["config"])
+        model = create_model(name, metadata["num_classes"], **config)
+    except KeyError as error:
+        raise ValueError(f"{path} does not describe a model: its header has no {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} describes a model that cannot be built: {error}") from None
+    load_state(model, tensors, path)
+    return model.eval(), metadata
+
+
+def load_state(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load the model's part of a file into ``model``; names and shapes must match exactly."""
+    state = {name: value for name, value in tensors.items() if "/" not in name}
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path} does not fit the model: {reason}. "
+            "It was written by another version, or for other options of the model"
+        ) from None
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's tensors under ``optimizer/<kind>/<parameter>``."""
+    return {
+        f"optimizer/{kind}/{name}": value
+        for name, parameter in model.named_parameters()
+        for kind, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give the optimiser the tensors that `optimizer_tensors` returned."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        if key.startswith("optimizer/"):
+            _, kind, name = key.split("/")
+            parameter = parameters[name]
+            optimizer.state[parameter][kind] = value.to(parameter.device, copy=True)

@@ -1,0 +1,201 @@
+"""What a training run is: one frozen dataclass, the source of config files and of flags.
+
+A field's docstring is its help text on the command line.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from locotrans.data.transforms import RotationProtocol
+from locotrans.models import model_config
+
+# What may differ when a run is taken up again: none of it changes which weights come out
+# (the data themselves are compared by checksum).
+MOVABLE = frozenset({"root", "device", "out", "checkpoint_seconds"})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run; the defaults are the paper's recipe."""
+
+    model: str = "locotrans_dgcnn_light"
+    """Model to train (see `locotrans list`)."""
+    options: tuple[str, ...] = ()
+    """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt."""
+    data: str = "builtin"
+    """Data set to train on (see `locotrans list`)."""
+    root: Path | None = None
+    """Folder that holds the data set's files; built-in sets need none."""
+    points: int = 1024
+    """Points per shape."""
+    shapes: int | None = None
+    """Training shapes to generate, for a set that is generated; by default its usual number."""
+    test_shapes: int | None = None
+    """Test shapes to generate, likewise."""
+    rotation: RotationProtocol = "z"
+    """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
+    epochs: int = 250
+    """Passes over the training set."""
+    batch_size: int = 32
+    """Shapes per step; the last partial batch of an epoch is dropped."""
+    lr: float = 0.1
+    """Learning rate of the first step."""
+    final_lr: float = 0.001
+    """Learning rate that the cosine schedule ends at."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    weight_decay: float = 1e-4
+    """Weight decay of SGD."""
+    smoothing: float = 0.2
+    """Label smoothing: the share of probability given to the other classes."""
+    orthogonality_weight: float = 0.1
+    """Weight of the orthogonality loss."""
+    consistency_weight: float = 0.1
+    """Weight of the consistency loss."""
+    scale: float = 1.5
+    """Each axis is scaled by a factor uniform in [1/scale, scale]; 1 is off."""
+    shift: float = 0.2
+    """Each axis is shifted by an amount uniform in [-shift, shift]; 0 is off."""
+    shuffle: bool = True
+    """Shuffle the points of each shape."""
+    seed: int = 0
+    """Seed of everything random."""
+    evaluate_every: int = 0
+    """Epochs between evaluations on the test split; 0: after the last epoch only."""
+    evaluate_rotation: RotationProtocol = "so3"
+    """Rotation of the test shapes in these evaluations."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between checkpoints; 0: after every step."""
+    device: str = "auto"
+    """Device: auto, cpu, cuda or cuda:INDEX."""
+    out: Path = Path("runs/train")
+    """Run folder; a run that was cut is taken up again where its checkpoint stands."""
+
+    def __post_init__(self) -> None:
+        for name in ("points", "epochs", "batch_size", "scale"):
+            _require(self, name, 1)
+        for name in ("lr", "final_lr", "momentum", "weight_decay", "smoothing", "shift", "seed"):
+            _require(self, name, 0)
+        for name in ("orthogonality_weight", "consistency_weight"):
+            _require(self, name, 0)
+        for name in ("evaluate_every", "checkpoint_seconds"):
+            _require(self, name, 0)
+        for name in ("shapes", "test_shapes"):
+            if getattr(self, name) is not None:
+                _require(self, name, 1)
+
+
+def _require(config: TrainConfig, name: str, least: int) -> None:
+    value = getattr(config, name)
+    if not value >= least:  # also catches nan
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read a config file, JSON or TOML; keys that it leaves out keep their defaults."""
+    try:
+        if path.suffix == ".toml":
+            import tomllib
+
+            values = tomllib.loads(path.read_text())
+        else:
+            values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a readable config file: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold one object of keys and values")
+    try:
+        return TrainConfig(**typed_fields(TrainConfig, values))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return a config dataclass as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Name the fields by which two configs describe different runs."""
+    names = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in MOVABLE]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def parse_options(model: str, options: Sequence[str]) -> dict[str, Any]:
+    """Read KEY=VALUE texts by the types of the fields of the model's config."""
+    config_class = type(model_config(model))
+    values = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"option {option!r} must be KEY=VALUE, for example k=10")
+        values[key] = value
+    try:
+        return typed_fields(config_class, values)
+    except ValueError as error:
+        raise ValueError(f"options of {model}: {error}") from None
+
+
+def typed_fields(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert plain JSON values or texts to the types of a dataclass's fields.
+
+    Raises:
+        ValueError: for a key that the class does not have, or a value that does not fit.
+    """
+    hints = typing.get_type_hints(config_class)
+    result = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise ValueError(f"unknown key {key!r}; known keys: {', '.join(hints)}")
+        try:
+            result[key] = _convert(value, hints[key])
+        except (TypeError, ValueError):
+            kind = getattr(hints[key], "__name__", str(hints[key])).replace("typing.", "")
+            raise ValueError(f"{key} must be {kind}, got {value!r}") from None
+    return result
+
+
+def _convert(value: Any, hint: Any) -> Any:
+    """Return ``value``, a JSON value or a text such as "10" or "64,128", as type ``hint``."""
+    origin, choices = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return choices[[str(choice) for choice in choices].index(str(value))]
+    if origin in (typing.Union, types.UnionType):
+        return _convert_union(value, choices)
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        each = [choices[0]] * len(items) if choices[-1] is Ellipsis else choices
+        return tuple(_convert(item, kind) for item, kind in zip(items, each, strict=True))
+    if hint is type(None) and value in (None, "none"):
+        return None
+    if hint is bool and value in (True, False, "true", "false"):
+        return value in (True, "true")
+    if hint in (int, float) and isinstance(value, (int, float, str)) and value is not True:
+        number = hint(value)
+        if isinstance(value, str) or number == value:
+            return number
+    if hint in (str, Path) and isinstance(value, str):
+        return hint(value)
+    raise TypeError
+
+
+def _convert_union(value: Any, choices: tuple[Any, ...]) -> Any:
+    for choice in sorted(choices, key=lambda kind: kind is not type(None)):  # None first
+        try:
+            return _convert(value, choice)
+        except (TypeError, ValueError):
+            continue
+    raise TypeError
+
+
+def derive_seed(seed: int, *key: int) -> int:
+    """Return an independent seed for each key, so that randomness is a function of its place."""
+    return int(np.random.SeedSequence((seed, *key)).generate_state(1, np.uint64)[0])

@@ -1,0 +1,118 @@
+"""Evaluation protocols: fixed rotations of every test shape, every head and sum of heads.
+
+A protocol such as z/SO(3) names the rotations of training and of testing; here is the second half.
+"""
+
+from itertools import combinations
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.data import CloudSet
+from locotrans.data.transforms import RotationProtocol, protocol_rotations, rotate
+from locotrans.metrics import class_accuracy, overall_accuracy, rotation_agreement
+from locotrans.training.config import derive_seed
+
+HEADS = ("invariant", "equivariant", "fused")
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    data: CloudSet,
+    rotation: RotationProtocol,
+    *,
+    rotations_per_shape: int = 3,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+) -> dict[str, Any]:
+    """Measure a classifier on a data set whose shapes are rotated by the protocol.
+
+    Accuracies are over all rotated poses. The agreement compares each with the prediction for the
+    shape as it is stored; with ``rotation="none"`` there is nothing to compare and it is 1.
+
+    Args:
+        model: any classifier whose output has ``logits`` and perhaps the heads' logits; it is
+            left in the mode, training or eval, in which it came.
+        data: the shapes; "z" turns them about their up axis ``data.up``.
+        rotation: the protocol.
+        rotations_per_shape: poses of each shape; "none" has one.
+        seed: seed of the rotations, which depend on it and on the shape's index alone.
+        batch_size: shapes at a time; no effect on the result beyond rounding.
+        device: where to compute; the model is moved there.
+    """
+    if len(data) == 0:
+        raise ValueError(f"data set {data.name!r} has no shapes in split {data.split!r}")
+    if rotations_per_shape < 1 or batch_size < 1:
+        raise ValueError("rotations and batch size must be at least 1")
+    poses = 1 if rotation == "none" else rotations_per_shape
+    R = sample_rotations(rotation, data, poses, seed)  # s r 3 3
+    was_training = model.training
+    model.to(device).eval()
+    stored: list[dict[str, Tensor]] = []
+    rotated: list[dict[str, Tensor]] = []
+    for start in range(0, len(data), batch_size):
+        points = data.points[start : start + batch_size].to(device)
+        turns = R[start : start + batch_size].to(device)
+        stored.append(predict_heads(model, points))
+        turned = [predict_heads(model, rotate(points, turns[:, pose])) for pose in range(poses)]
+        rotated.append({head: torch.stack([pose[head] for pose in turned]) for head in turned[0]})
+    model.train(was_training)
+
+    heads = {}
+    for head in rotated[0]:
+        unrotated = torch.cat([batch[head] for batch in stored]).cpu()
+        predictions = torch.cat([batch[head] for batch in rotated], dim=-1).cpu()
+        heads[head] = {
+            "overall_accuracy": overall_accuracy(predictions, data.labels),
+            "class_accuracy": class_accuracy(predictions, data.labels),
+            "rotation_agreement": rotation_agreement(predictions, unrotated),
+        }
+    return {
+        **heads["combined"],
+        "heads": heads,
+        "rotation": rotation,
+        "axis": data.up if rotation == "z" else None,
+        "rotations_per_shape": poses,
+        "samples": len(data),
+        "points": data.points.shape[1],
+        "data": data.name,
+        "split": data.split,
+        "data_checksum": data.checksum,
+        "seed": seed,
+        "model": type(model).__name__,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+
+
+def sample_rotations(
+    rotation: RotationProtocol, data: CloudSet, poses: int, seed: int
+) -> Float[Tensor, "s r 3 3"]:
+    """Draw the fixed rotations of every shape, each shape's from a seed of its own index."""
+    return torch.stack(
+        [
+            protocol_rotations(
+                rotation,
+                data.up,
+                poses,
+                generator=torch.Generator().manual_seed(derive_seed(seed, index)),
+            )
+            for index in range(len(data))
+        ]
+    )
+
+
+def predict_heads(model: nn.Module, points: Float[Tensor, "b n 3"]) -> dict[str, Int[Tensor, " b"]]:
+    """Predict by every head, every sum of heads' logits, and the model's own combination."""
+    output = model(points)
+    logits = {head: getattr(output, head) for head in HEADS}
+    present = [head for head in HEADS if logits[head] is not None]
+    answers = {
+        "+".join(subset): torch.stack([logits[head] for head in subset]).sum(0).argmax(-1)
+        for size in range(1, len(present) + 1)
+        for subset in combinations(present, size)
+    }
+    return {**answers, "combined": output.logits.argmax(-1)}

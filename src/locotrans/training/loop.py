@@ -1,0 +1,189 @@
+"""The training loop: every random number a function of the seed and the step.
+
+So a checkpoint holds no state of a random generator, and a run that was cut goes on as if it had
+not been. Within an epoch the loop waits for the device only to write a checkpoint.
+"""
+
+import json
+import math
+import time
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from locotrans.data.transforms import (
+    protocol_rotations,
+    random_scale,
+    random_shift,
+    rotate,
+    shuffle_points,
+)
+from locotrans.geometry import Axis
+from locotrans.losses import classification_losses
+from locotrans.training.config import TrainConfig, derive_seed, to_json
+from locotrans.training.evaluate import evaluate
+from locotrans.training.record import append_line, make_record, write_json
+from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder
+
+
+def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]:
+    """Train a model in its run folder, from the start or from its checkpoint, to the end.
+
+    The folder receives ``config.json``, ``environment.json``, ``metrics.jsonl`` (a line per
+    epoch), ``checkpoint.safetensors``, and at the end ``weights.safetensors`` and ``record.json``.
+    A finished run is left as it is. The global random state of torch is seeded at every step.
+
+    Returns:
+        The run's record.
+
+    Raises:
+        ValueError: if the folder holds another run, or a loss is no longer finite.
+        OSError: if a file cannot be written; what was there before is whole.
+    """
+    console = console or Console()
+    check_folder(config)
+    record = config.out / "record.json"
+    if record.exists():
+        console.print(f"{config.out} is finished; nothing to do", soft_wrap=True)
+        return json.loads(record.read_text())
+    run = Run(config)
+    run.open_folder()
+    start = f"from step {run.step}" if run.step else "from the start"
+    axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
+    console.print(
+        f"training {config.model} on {config.data}, rotation {config.rotation}{axis}, "
+        f"{config.epochs} epochs of {run.steps_per_epoch} steps, {start}, in {config.out}",
+        soft_wrap=True,
+    )
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        run_epochs(run, bar)
+    return finish(run)
+
+
+def run_epochs(run: Run, bar: Progress) -> None:
+    """Take all steps that are left, with an entry in the metrics after each epoch."""
+    config, length = run.config, run.steps_per_epoch
+    task = bar.add_task(config.model, total=config.epochs * length, completed=run.step)
+    began = time.monotonic() - run.seconds
+    saved = time.monotonic()
+    for epoch in range(run.step // length, config.epochs):
+        order = epoch_order(len(run.points), config.seed, epoch).to(run.device)
+        for index in range(run.step % length, length):
+            batch = order[index * config.batch_size : (index + 1) * config.batch_size]
+            train_step(run, batch)
+            run.seconds = time.monotonic() - began
+            bar.advance(task)
+            if index + 1 == length:
+                bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True)
+            if time.monotonic() - saved >= config.checkpoint_seconds:
+                run.save_checkpoint()
+                saved = time.monotonic()
+    run.save_checkpoint()
+
+
+def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
+    """Take one step on the shapes of the given indices, and add its figures to the sums."""
+    config = run.config
+    seed = derive_seed(config.seed, STEP, run.step)
+    torch.manual_seed(seed)  # dropout
+    generator = torch.Generator(run.device).manual_seed(seed)
+    points = augment(run.points[batch], config, run.train_set.up, generator)
+    labels = run.labels[batch]
+
+    output = run.model(points)
+    losses = classification_losses(
+        output,
+        labels,
+        smoothing=config.smoothing,
+        orthogonality_weight=config.orthogonality_weight,
+        consistency_weight=config.consistency_weight,
+    )
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(config, run.step, run.steps_per_epoch)
+    run.optimizer.zero_grad(set_to_none=True)
+    losses.total.backward()
+    run.optimizer.step()
+
+    correct = (output.logits.argmax(-1) == labels).float().mean()
+    run.add({**losses._asdict(), "accuracy": correct})
+
+
+def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
+    """Write the epoch's line of metrics: means over its steps, and the evaluation where due."""
+    config = run.config
+    run.check_finite()
+    line: dict[str, Any] = {
+        "epoch": epoch + 1,
+        "step": run.step,
+        "lr": learning_rate(config, run.step - 1, run.steps_per_epoch),
+        **{name: value.item() / run.steps_per_epoch for name, value in run.sums.items()},
+        "seconds": round(run.seconds, 3),
+    }
+    due = config.evaluate_every and (epoch + 1) % config.evaluate_every == 0
+    if due or epoch + 1 == config.epochs:
+        line["evaluation"] = evaluate(
+            run.model,
+            run.test_set,
+            config.evaluate_rotation,
+            batch_size=config.batch_size,
+            device=run.device,
+        )
+    append_line(run.metrics_path, line)
+    run.sums.clear()
+    return line
+
+
+def finish(run: Run) -> dict[str, Any]:
+    """Write the weights of the last epoch and the record of the run."""
+    last = json.loads(run.metrics_path.read_text().splitlines()[-1])
+    record = make_record(
+        to_json(run.config), last["evaluation"], run.train_set.checksum, run.seconds, run.device
+    )
+    run.save_weights()
+    write_json(run.folder / "record.json", record)
+    return record
+
+
+def summary(line: dict[str, Any]) -> str:
+    """Render a line of metrics for the terminal."""
+    text = f"epoch {line['epoch']:3d}  loss {line['total']:.4f}  accuracy {line['accuracy']:.3f}"
+    if "evaluation" in line:
+        result = line["evaluation"]
+        text += f"  test accuracy ({result['rotation']}) {result['overall_accuracy']:.3f}"
+    return f"{text}  {line['seconds']:.1f} s"
+
+
+def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of a step: half a cosine from ``lr`` down to ``final_lr``."""
+    done = step / (config.epochs * steps_per_epoch)
+    return config.final_lr + (config.lr - config.final_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def epoch_order(shapes: int, seed: int, epoch: int) -> Int[Tensor, " s"]:
+    """Return the order in which an epoch visits the shapes."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, EPOCH_ORDER, epoch))
+    return torch.randperm(shapes, generator=generator)
+
+
+def augment(
+    points: Float[Tensor, "b n 3"], config: TrainConfig, up: Axis, generator: torch.Generator
+) -> Float[Tensor, "b n 3"]:
+    """Scale and shift each cloud along its own axes, rotate it, and shuffle its points.
+
+    The rotation comes after the scaling, so that a shape is stretched along the axes of its
+    canonical pose and then turned, as if another such object had been turned.
+    """
+    if config.scale > 1:
+        points = random_scale(points, 1 / config.scale, config.scale, generator=generator)
+    if config.shift > 0:
+        points = random_shift(points, config.shift, generator=generator)
+    if config.rotation != "none":
+        R = protocol_rotations(config.rotation, up, len(points), generator=generator)
+        points = rotate(points, R)
+    if config.shuffle:
+        points = shuffle_points(points, generator=generator)
+    return points

@@ -1,0 +1,130 @@
+"""What a run leaves beside its weights: where it ran, and one JSON record of its result.
+
+Files are replaced whole or not at all (`write_atomically`).
+"""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SELECTION = "last epoch"  # how the weights of a result were chosen
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``, or leave it as it was and raise `OSError`.
+
+    The content goes to a temporary name in the same folder, reaches the disk, and is renamed;
+    a process killed in between leaves the earlier file and a ``.tmp`` that the next write reuses.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Add one JSON line to ``path`` and see it to the disk."""
+    try:
+        with path.open("a") as file:
+            file.write(json.dumps(value) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> OSError:
+    reason = error.strerror or str(error)
+    return OSError(
+        f"cannot write {path}: {reason}; what it held before is unchanged. "
+        "Make room or choose another folder, then repeat the command"
+    )
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` to ``path`` as indented JSON, atomically."""
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def find_device(name: str) -> torch.device:
+    """Return the named device; "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # the latter from a torch without CUDA
+        raise ValueError(f"device {name!r} is not available here; try cpu or auto") from None
+    return device
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Describe the machine and the programs that a result was computed with."""
+    on_gpu = device.type == "cuda"
+    return {
+        "locotrans": version("locotrans"),
+        "commit": git_commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def git_commit() -> str | None:
+    """Return the commit of the checkout this package runs from, with "-dirty" for local changes.
+
+    An installed package, or a machine without git, gives None.
+    """
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+def make_record(
+    config: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    train_checksum: str,
+    seconds: float,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Put together the record of a finished run.
+
+    Args:
+        config: the run's config as JSON values.
+        evaluation: what `evaluate` returned for the last epoch's weights.
+        train_checksum: checksum of the training data; the test data's is in ``evaluation``.
+        seconds: time spent in training, over all the parts of a run that was cut.
+        device: where the last part ran.
+    """
+    return {
+        "protocol": f"{config['rotation']}/{evaluation['rotation']}",
+        "head": "combined",
+        "selection": SELECTION,
+        "seed": config["seed"],
+        "config": config,
+        "data_checksums": {"train": train_checksum, "test": evaluation["data_checksum"]},
+        "seconds": round(seconds, 3),
+        "evaluation": evaluation,
+        "environment": environment(device),
+    }

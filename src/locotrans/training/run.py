@@ -1,0 +1,190 @@
+"""A run: its folder, model, optimiser and data, and where it stands."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from locotrans.data import CloudSet, load_dataset
+from locotrans.models import create_model
+from locotrans.training.checkpoint import (
+    load_optimizer,
+    load_state,
+    optimizer_tensors,
+    read_tensors,
+    write_tensors,
+)
+from locotrans.training.config import (
+    TrainConfig,
+    derive_seed,
+    differing_keys,
+    parse_options,
+    read_config,
+    to_json,
+)
+from locotrans.training.record import environment, find_device, write_atomically, write_json
+
+# keys of derive_seed: one stream of random numbers for each purpose
+INITIAL_WEIGHTS, EPOCH_ORDER, STEP = range(3)
+
+
+def check_folder(config: TrainConfig) -> None:
+    """Refuse a folder that holds something else than this run.
+
+    Raises:
+        ValueError: naming the settings that differ.
+    """
+    folder = config.out
+    saved = folder / "config.json"
+    if saved.exists():
+        before = read_config(saved)
+        changed = [
+            f"{name} was {getattr(before, name)}, is {getattr(config, name)}"
+            for name in differing_keys(before, config)
+        ]
+        if changed:
+            raise ValueError(
+                f"{folder} holds a run with other settings ({'; '.join(changed)}); "
+                "repeat its settings to go on with it, or choose another --out"
+            )
+    elif folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; choose another --out")
+    elif folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+
+
+class Run:
+    """Everything that a training loop works on.
+
+    Building it changes nothing on disk, so that bad input leaves no trace.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.folder = config.out
+        self.device = find_device(config.device)
+        self.train_set = _load(config, "train", config.shapes)
+        self.test_set = _load(config, "test", config.test_shapes)
+        self.steps_per_epoch = len(self.train_set) // config.batch_size
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"batch_size {config.batch_size} exceeds the {len(self.train_set)} training "
+                "shapes; lower it"
+            )
+        options = parse_options(config.model, config.options)
+        torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
+        model = create_model(config.model, len(self.train_set.class_names), **options)
+        self.model = model.to(self.device).train()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+        self.points = self.train_set.points.to(self.device)
+        self.labels = self.train_set.labels.to(self.device)
+        self.step = 0  # steps done
+        self.seconds = 0.0  # over all parts of the run
+        self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
+        self.first_bad_step = torch.tensor(-1, device=self.device)
+
+    @property
+    def metrics_path(self) -> Path:
+        """The file with a line per epoch."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """The latest checkpoint."""
+        return self.folder / "checkpoint.safetensors"
+
+    def open_folder(self) -> None:
+        """Make the folder, or go to its checkpoint and cut the metrics back to that."""
+        if self.checkpoint_path.exists():
+            self._load_checkpoint()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not (self.folder / "config.json").exists():
+            write_json(self.folder / "config.json", to_json(self.config))
+        write_json(self.folder / "environment.json", environment(self.device))
+        if self.metrics_path.exists():
+            lines = self.metrics_path.read_bytes().splitlines(keepends=True)
+            epochs = self.step // self.steps_per_epoch
+            write_atomically(self.metrics_path, b"".join(lines[:epochs]))
+
+    def add(self, figures: dict[str, Tensor | None]) -> None:
+        """Count a step and add its figures to the sums, without waiting for the device."""
+        for name, value in figures.items():
+            if value is not None:
+                value = value.detach()
+                self.sums[name] = self.sums[name] + value if name in self.sums else value
+        total = figures["total"]
+        assert total is not None
+        bad = ~total.detach().isfinite() & (self.first_bad_step < 0)
+        self.first_bad_step = torch.where(bad, self.step, self.first_bad_step)
+        self.step += 1
+
+    def check_finite(self) -> None:
+        """Stop the run if a loss or a weight is not finite; this waits for the device."""
+        step = int(self.first_bad_step.item())
+        weights = torch.stack([p.detach().isfinite().all() for p in self.model.parameters()])
+        if step < 0 and not weights.all():
+            step = self.step - 1
+        if step >= 0:
+            raise ValueError(
+                f"the loss or a weight stopped being finite in step {step} of {self.folder}; "
+                "the checkpoint from before is kept. Lower --lr, or look at the data"
+            )
+
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint, unless the numbers have gone bad."""
+        self.check_finite()
+        tensors = {
+            **self.model.state_dict(),
+            **optimizer_tensors(self.model, self.optimizer),
+            **{f"epoch/{name}": value for name, value in self.sums.items()},
+        }
+        write_tensors(self.checkpoint_path, tensors, self._metadata())
+
+    def save_weights(self) -> None:
+        """Write the model's weights."""
+        path = self.folder / "weights.safetensors"
+        write_tensors(path, self.model.state_dict(), self._metadata())
+
+    def _load_checkpoint(self) -> None:
+        path = self.checkpoint_path
+        tensors, metadata = read_tensors(path)
+        if metadata["data_checksum"] != self.train_set.checksum:
+            raise ValueError(
+                f"{path} was trained on other data: {self.config.data!r} has changed since; "
+                "restore it, or choose another --out"
+            )
+        load_state(self.model, tensors, path)
+        load_optimizer(self.model, self.optimizer, tensors)
+        self.step, self.seconds = metadata["step"], metadata["seconds"]
+        for name, value in tensors.items():
+            if name.startswith("epoch/"):
+                self.sums[name.removeprefix("epoch/")] = value.to(self.device, copy=True)
+
+    def _metadata(self) -> dict[str, Any]:
+        """Describe the weights, so that the file alone is enough to use them."""
+        data = self.train_set
+        return {
+            "model": self.config.model,
+            "config": to_json(self.model.config),
+            "num_classes": len(data.class_names),
+            "class_names": list(data.class_names),
+            "data": data.name,
+            "data_checksum": data.checksum,
+            "points": self.config.points,
+            "up": data.up,
+            "rotation": self.config.rotation,
+            "seed": self.config.seed,
+            "epochs": self.config.epochs,
+            "step": self.step,
+            "seconds": self.seconds,
+        }
+
+
+def _load(config: TrainConfig, split: str, shapes: int | None) -> CloudSet:
+    return load_dataset(config.data, split, root=config.root, points=config.points, shapes=shapes)

@@ -1,0 +1,123 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from locotrans.models import create_model, list_models, model_config
+from locotrans.training.config import (
+    TrainConfig,
+    derive_seed,
+    differing_keys,
+    parse_options,
+    read_config,
+    to_json,
+    typed_fields,
+)
+
+UNUSUAL = TrainConfig(
+    model="dgcnn",
+    options=("k=10",),
+    root=Path("data folder"),
+    shapes=7,
+    rotation="so3",
+    lr=0.1 + 0.2,
+    shuffle=False,
+    out=Path("somewhere"),
+)
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), UNUSUAL])
+def test_round_trip_through_json(tmp_path, config):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(to_json(config)))
+    assert read_config(file) == config
+
+
+def test_toml_may_leave_keys_out(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('model = "dgcnn"\nepochs = 3\nlr = 1\noptions = ["k=10"]\n')
+    assert read_config(file) == TrainConfig(model="dgcnn", epochs=3, lr=1.0, options=("k=10",))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"epoch": 3}', "unknown key 'epoch'"),
+        ('{"epochs": "many"}', "epochs must be int"),
+        ('{"epochs": 2.5}', "epochs must be int"),
+        ('{"epochs": true}', "epochs must be int"),
+        ('{"epochs": 0}', "epochs must be at least 1"),
+        ('{"lr": NaN}', "lr must be at least 0"),
+        ('{"rotation": "y"}', "rotation must be"),
+        ('{"shuffle": 2}', "shuffle must be bool"),
+        ('{"options": 5}', "options must be tuple"),
+        ("[1]", "one object"),
+        ("{", "not a readable config"),
+    ],
+)
+def test_bad_files_are_named_with_their_key(tmp_path, text, reason):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=reason) as caught:
+        read_config(file)
+    assert str(file) in str(caught.value)
+
+
+def test_options_are_read_by_the_types_of_the_model():
+    options = ["k=10", "frames=gram_schmidt", "widths=8,16", "fusion=false", "dropout=0"]
+    assert parse_options("locotrans_dgcnn", options) == {
+        "k": 10,
+        "frames": "gram_schmidt",
+        "widths": (8, 16),
+        "fusion": False,
+        "dropout": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("k", "KEY=VALUE"),
+        ("depth=3", "unknown key 'depth'"),
+        ("k=ten", "k must be int, got 'ten'"),
+        ("frames=round", "frames must be"),
+        ("widths=8,x", "widths must be"),
+        ("head_widths=8,8,8", "head_widths must be"),
+    ],
+)
+def test_bad_options_say_what_is_wrong(option, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_options("locotrans_dgcnn", [option])
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_config_survives_json(name):
+    config = model_config(name)
+    values = typed_fields(type(config), json.loads(json.dumps(to_json(config))))
+    assert create_model(name, 3, **values).config == config
+
+
+def test_optional_fields():
+    @dataclasses.dataclass
+    class Sample:
+        count: int | None = None
+        name: str | None = None
+        mode: Literal[1, 2] = 1
+
+    assert typed_fields(Sample, {"count": "none", "name": None}) == {"count": None, "name": None}
+    assert typed_fields(Sample, {"count": "3", "mode": "2"}) == {"count": 3, "mode": 2}
+
+
+def test_where_a_run_lies_is_not_what_it_is():
+    moved = dataclasses.replace(UNUSUAL, out=Path("b"), root=None, device="cpu")
+    assert differing_keys(UNUSUAL, moved) == []
+    assert differing_keys(UNUSUAL, dataclasses.replace(moved, lr=1.0, seed=5)) == ["lr", "seed"]
+
+
+def test_derived_seeds_do_not_repeat():
+    seeds = {derive_seed(seed, stream, i) for seed in range(3) for stream in range(3) for i in range(50)}
+    assert len(seeds) == 450
+    assert max(seeds) <= np.iinfo(np.uint64).max
