@@ -6,9 +6,13 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook("locotrans", "beartype.beartype")
+ROOMS = "geometry nn backbones models losses metrics testing data training convert pictures cli"
+# not kernels: Triton reads the source of its functions and cannot have them wrapped
+install_import_hook([f"locotrans.{room}" for room in ROOMS.split()], "beartype.beartype")
 torch.set_num_threads(1)  # two workers share two cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 
 @pytest.fixture

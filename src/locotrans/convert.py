@@ -92,8 +92,8 @@ def _vn_name(rest: str, name: str) -> str:
 def _our_layout(name: str, tensor: Tensor) -> Tensor:
     """Drop the unit axes of convolutions, and order flattened vectors as we do.
 
-    The authors flatten c vectors as (c, 3), we as (3, c): the inputs of the pose kernels, and of the
-    equivariant head (there twice, the maximum and the mean).
+    The authors flatten c vectors as (c, 3), we as (3, c): the inputs of the pose kernels, and of
+    the equivariant head (there twice, the maximum and the mean).
     """
     if tensor.dim() > 2:
         tensor = tensor.flatten(1)

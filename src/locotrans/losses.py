@@ -81,7 +81,7 @@ def consistency_loss(
 
 
 def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
-    """Return the mean of ``x`` where ``mask`` holds, 0 where it nowhere does; no synchronisation."""
+    """Return the mean of ``x`` where ``mask`` holds, 0 where it nowhere does, without a wait."""
     return (x * mask).sum() / mask.sum().clamp_min(1)
 
 
@@ -96,7 +96,11 @@ def classification_losses(
 
     A network without the heads of LocoTrans is trained by its combined logits alone.
     """
-    heads = {"invariant": output.invariant, "equivariant": output.equivariant, "fused": output.fused}
+    heads = {
+        "invariant": output.invariant,
+        "equivariant": output.equivariant,
+        "fused": output.fused,
+    }
     terms = {
         name: smoothed_cross_entropy(logits, labels, smoothing)
         for name, logits in heads.items()

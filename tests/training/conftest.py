@@ -1,8 +1,12 @@
 """A run so small that it takes a second."""
 
-import pytest
+import dataclasses
+import io
 
-from locotrans.training import TrainConfig
+import pytest
+from rich.console import Console
+
+from locotrans.training import TrainConfig, train
 
 TINY_MODEL = (
     "k=4",
@@ -14,18 +18,28 @@ TINY_MODEL = (
 )
 
 
+TINY = TrainConfig(
+    model="locotrans_dgcnn_light",
+    options=TINY_MODEL,
+    points=16,
+    shapes=26,  # 3 steps of 8 an epoch, 2 shapes left over
+    test_shapes=10,
+    batch_size=8,
+    epochs=3,
+    checkpoint_seconds=0.0,
+    evaluate_every=2,
+    device="cpu",
+)
+
+
 @pytest.fixture
 def tiny(tmp_path):
-    return TrainConfig(
-        model="locotrans_dgcnn_light",
-        options=TINY_MODEL,
-        points=16,
-        shapes=26,  # 3 steps of 8 an epoch, 2 shapes left over
-        test_shapes=10,
-        batch_size=8,
-        epochs=4,
-        checkpoint_seconds=0,
-        evaluate_every=2,
-        out=tmp_path / "run",
-        device="cpu",
-    )
+    return dataclasses.replace(TINY, out=tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def uncut(tmp_path_factory):
+    """The same run, trained without a break: its folder."""
+    config = dataclasses.replace(TINY, out=tmp_path_factory.mktemp("uncut") / "run")
+    train(config, Console(file=io.StringIO()))
+    return config.out

@@ -158,7 +158,7 @@ def test_a_write_that_stops_halfway_leaves_the_earlier_file_whole(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(OSError, match="cannot write .*file"):
+        with pytest.raises(OSError, match=r"cannot write .*file"):
             write_atomically(path, bytes(1 << 21))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -167,7 +167,7 @@ def test_a_write_that_stops_halfway_leaves_the_earlier_file_whole(tmp_path):
 
 
 def test_unwritable_places_are_named(tmp_path):
-    with pytest.raises(OSError, match="cannot write .*missing"):
+    with pytest.raises(OSError, match=r"cannot write .*missing"):
         write_json(tmp_path / "missing" / "file.json", {})
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Literal
@@ -50,10 +51,11 @@ def test_toml_may_leave_keys_out(tmp_path):
         ('{"epochs": 2.5}', "epochs must be int"),
         ('{"epochs": true}', "epochs must be int"),
         ('{"epochs": 0}', "epochs must be at least 1"),
-        ('{"lr": NaN}', "lr must be at least 0"),
+        ('{"lr": NaN}', "lr must be float"),
         ('{"rotation": "y"}', "rotation must be"),
         ('{"shuffle": 2}', "shuffle must be bool"),
         ('{"options": 5}', "options must be tuple"),
+        ('{"lr": -1}', "lr must be at least 0"),
         ("[1]", "one object"),
         ("{", "not a readable config"),
     ],
@@ -118,6 +120,6 @@ def test_where_a_run_lies_is_not_what_it_is():
 
 
 def test_derived_seeds_do_not_repeat():
-    seeds = {derive_seed(seed, stream, i) for seed in range(3) for stream in range(3) for i in range(50)}
+    seeds = {derive_seed(*key) for key in itertools.product(range(3), range(3), range(50))}
     assert len(seeds) == 450
     assert max(seeds) <= np.iinfo(np.uint64).max

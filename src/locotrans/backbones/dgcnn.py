@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locotrans.geometry.neighbors import knn, knn_features
 from locotrans.nn.edge import EdgeConv, PointLayer
+from locotrans.nn.graph import feature_graph, point_graph
 
 
 class DGCNN(nn.Module):
@@ -31,7 +31,7 @@ class DGCNN(nn.Module):
         """Return the features of every point."""
         x, layers = points, []
         for conv in self.convs:
-            neighbors = knn_features(x, self.k) if layers else knn(points, self.k)
+            neighbors = feature_graph(x, self.k) if layers else point_graph(points, self.k)
             x = conv(x, neighbors)
             layers.append(x)
         return self.embed(torch.cat(layers, dim=-1))

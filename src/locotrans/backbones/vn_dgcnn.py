@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.nn.graph import feature_graph, point_graph
 from locotrans.nn.vn import VNEdgeConv, VNLayer
 
 
@@ -57,7 +57,7 @@ class VNDGCNN(nn.Module):
         layers: list[Tensor] = []
         graphs: list[Tensor] = []
         for conv in self.convs:
-            graph = knn_features(v.flatten(-2), self.k) if layers else knn(points, self.k)
+            graph = feature_graph(v.flatten(-2), self.k) if layers else point_graph(points, self.k)
             v = conv(v, graph)
             layers.append(v)
             graphs.append(graph)

@@ -7,16 +7,15 @@ placement alone, never by a rotation of the whole: a network has to see where th
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from locotrans.data.builtin_category import Draw, category
-from locotrans.data.builtin_surfaces import Surfaces, box, cylinder, lathe
+from locotrans.data.builtin_surfaces import Profile, Surfaces, box, cylinder, lathe, row
 from locotrans.geometry import axis_rotation
 
 # the four corners of a board, (1, p)
-LEFT_RIGHT = torch.tensor([[-1.0, -1.0, 1.0, 1.0]])
-BACK_FRONT = torch.tensor([[-1.0, 1.0, -1.0, 1.0]])
+LEFT_RIGHT = row(-1.0, -1.0, 1.0, 1.0)
+BACK_FRONT = row(-1.0, 1.0, -1.0, 1.0)
 
 
 class _Board(NamedTuple):
@@ -128,9 +127,9 @@ def shelf(draw: Draw) -> list[Surfaces]:
     width, depth, height = draw(0.9, 1.3), draw(0.4, 0.6), draw(1.6, 2.2)
     t = draw(0.06, 0.1)
     inner = width - 2 * t
-    levels = torch.linspace(0, 1, 4)[None]
+    levels = row(0.0, 1 / 3, 2 / 3, 1.0)
     return [
-        box("sides", (t, depth, height), ((width - t) / 2 * torch.tensor([[-1.0, 1.0]]), 0.0, 0.0)),
+        box("sides", (t, depth, height), ((width - t) / 2 * row(-1.0, 1.0), 0.0, 0.0)),
         box("boards", (inner, depth, t), (0.0, 0.0, (height - t) * (levels - 0.5))),
         box("back", (width, t, height), (0.0, -(depth + t) / 2, 0.0)),
     ]
@@ -142,7 +141,7 @@ def _lamp(draw: Draw, wide_end: int) -> list[Surfaces]:
     narrow, wide, height = draw(0.14, 0.22), draw(0.5, 0.65), draw(0.5, 0.7)
     low, high = (narrow, wide) if wide_end > 0 else (wide, narrow)
     t = 0.03  # the shade is a closed shell, open above and below
-    shell = [(low, 0.0), (high, height), (high - t, height), (low - t, 0.0), (low, 0.0)]
+    shell: Profile = [(low, 0.0), (high, height), (high - t, height), (low - t, 0.0), (low, 0.0)]
     return [
         cylinder("foot", foot, foot_height, (0.0, 0.0, 0.0)),
         cylinder("pole", pole, pole_height, (0.0, 0.0, foot_height)),
@@ -168,7 +167,7 @@ def stairs_right(draw: Draw) -> list[Surfaces]:
     pole, foot = draw(0.08, 0.12), draw(0.3, 0.4)
     length, width, thickness = draw(0.55, 0.8), draw(0.22, 0.3), draw(0.06, 0.09)
     rise, turn = draw(0.2, 0.26), draw(math.radians(28), math.radians(40))
-    count = torch.arange(7.0)[None]
+    count = row(*range(7))
     angle = turn * count
     reach = pole + length / 2
     z = rise * (count + 1)

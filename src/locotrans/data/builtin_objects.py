@@ -6,16 +6,24 @@ As among the furniture, families that share a helper differ in the placement of 
 import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from locotrans.data.builtin_category import Draw, category
-from locotrans.data.builtin_surfaces import Surfaces, box, cylinder, lathe, sphere, torus
+from locotrans.data.builtin_surfaces import (
+    Profile,
+    Surfaces,
+    box,
+    cylinder,
+    lathe,
+    row,
+    sphere,
+    torus,
+)
 from locotrans.geometry import axis_rotation
 
-# local x (the top of a handle's arc), y and z as columns
-SIDEWAYS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0]])
-UPWARDS = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+# poses of a handle: where the top of its arc (local x) points, and its plane stays upright
+SIDEWAYS = axis_rotation("x", row(math.pi / 2))
+UPWARDS = axis_rotation("y", row(-math.pi / 2))
 
 
 class _Vessel(NamedTuple):
@@ -27,9 +35,9 @@ class _Vessel(NamedTuple):
     def hollow(self, opening: int = 1) -> list[Surfaces]:
         """A cup from z = 0 to its height, open above, or below where ``opening`` is -1."""
         r, h, t = self.radius, self.height, self.thickness
-        turn = None if opening > 0 else axis_rotation("x", torch.full((1, 1), math.pi))
+        turn = None if opening > 0 else axis_rotation("x", row(math.pi))
         base = (0.0, 0.0, 0.0 if opening > 0 else h)
-        wall = [(r, 0.0), (r, h), (r - t, h), (r - t, t)]
+        wall: Profile = [(r, 0.0), (r, h), (r - t, h), (r - t, t)]
         # the two faces of the floor are apart, so they are two profiles
         floor = [lathe("floor", [(0.0, 0.0), (r, 0.0)], base, turn)]
         floor.append(lathe("floor", [(r - t, t), (0.0, t)], base, turn))
@@ -83,7 +91,7 @@ def bottle(draw: Draw) -> list[Surfaces]:
 def _bar_and_balls(draw: Draw) -> tuple[Surfaces, Tensor, Tensor]:
     """A bar along x about the origin, its length, and the radius of the balls."""
     length, ball = draw(0.9, 1.4), draw(0.26, 0.36)
-    along_x = axis_rotation("y", torch.full((1, 1), math.pi / 2))
+    along_x = axis_rotation("y", row(math.pi / 2))
     return cylinder("bar", draw(0.08, 0.12), length, (-length / 2, 0.0, 0.0), along_x), length, ball
 
 
@@ -91,7 +99,7 @@ def _bar_and_balls(draw: Draw) -> tuple[Surfaces, Tensor, Tensor]:
 def dumbbell(draw: Draw) -> list[Surfaces]:
     """A bar with a ball at either end."""
     bar, length, ball = _bar_and_balls(draw)
-    x = torch.tensor([[-1.0, 1.0]]) * (length / 2 + ball)
+    x = row(-1.0, 1.0) * (length / 2 + ball)
     return [bar, sphere("balls", ball, (x, 0.0, 0.0))]
 
 
@@ -99,7 +107,7 @@ def dumbbell(draw: Draw) -> list[Surfaces]:
 def skewer(draw: Draw) -> list[Surfaces]:
     """The same bar with both balls in a row at one end."""
     bar, length, ball = _bar_and_balls(draw)
-    x = length / 2 + ball * torch.tensor([[1.0, 3.0]])
+    x = length / 2 + ball * row(1.0, 3.0)
     return [bar, sphere("balls", ball, (x, 0.0, 0.0))]
 
 
@@ -107,8 +115,8 @@ def skewer(draw: Draw) -> list[Surfaces]:
 def airplane(draw: Draw) -> list[Surfaces]:
     """A pointed fuselage along y with wings, and a tailplane and a fin at the rear."""
     r, half = draw(0.13, 0.18), draw(0.9, 1.1)
-    along_y = axis_rotation("x", torch.full((1, 1), -math.pi / 2))
-    hull = [(0.0, -half), (r, 0.3 - half), (r, half - 0.4), (0.0, half)]
+    along_y = axis_rotation("x", row(-math.pi / 2))
+    hull: Profile = [(0.0, -half), (r, 0.3 - half), (r, half - 0.4), (0.0, half)]
     span, chord = draw(1.7, 2.3), draw(0.32, 0.45)
     tail, fin, t = draw(0.7, 0.9), draw(0.35, 0.5), 0.06
     rear = 0.25 - half

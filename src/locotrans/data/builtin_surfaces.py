@@ -9,6 +9,7 @@ Each solid is sampled as if it stood alone: where two parts touch, the hidden fa
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 
 Number = Tensor | float
 """A size or coordinate: one for all, or a tensor that broadcasts to (s, p)."""
+
+Profile = Sequence[tuple[Number, Number]]
+"""A polyline of (radius, height)."""
 
 BOX, LATHE, SPHERE, TORUS = range(4)
 
@@ -38,14 +42,14 @@ class Surfaces:
         Every primitive is its own mirror image in its local y, so the reflection can be undone
         there, and what is left of the pose is a rotation again.
         """
-        flip_x, flip_y = torch.tensor([-1.0, 1.0, 1.0]), torch.tensor([1.0, -1.0, 1.0])
+        flip_x, flip_y = row(-1.0, 1.0, 1.0), row(1.0, -1.0, 1.0)
         return Surfaces(
             self.kind,
             self.part,
             self.size,
             self.area,
             self.center * flip_x,
-            flip_x[:, None] * self.rotation * flip_y,
+            flip_x.mT * self.rotation * flip_y,
         )
 
 
@@ -53,7 +57,7 @@ def box(
     part: str,
     size: Sequence[Number],
     center: Sequence[Number],
-    rotation: Float[Tensor, "#s #p 3 3"] | None = None,
+    rotation: Float[Tensor, "*pose 3 3"] | None = None,
 ) -> Surfaces:
     """Boxes with the given edge lengths."""
     x, y, z = size
@@ -71,7 +75,7 @@ def torus(
     tube: Tensor,
     half_arc: float,
     center: Sequence[Number],
-    rotation: Float[Tensor, "#s #p 3 3"] | None = None,
+    rotation: Float[Tensor, "*pose 3 3"] | None = None,
 ) -> Surfaces:
     """Arcs of a torus in the local xy plane, from ``-half_arc`` to ``half_arc`` about local x.
 
@@ -83,9 +87,9 @@ def torus(
 
 def lathe(
     part: str,
-    profile: Sequence[tuple[Number, Number]],
+    profile: Profile,
     center: Sequence[Number],
-    rotation: Float[Tensor, "#s #p 3 3"] | None = None,
+    rotation: Float[Tensor, "*pose 3 3"] | None = None,
 ) -> Surfaces:
     """The surface swept by a polyline of (radius, height) turned about the local z axis.
 
@@ -98,7 +102,7 @@ def lathe(
     start, end, rise = radii[:, :-1], radii[:, 1:], heights.diff(dim=-1)
     area = math.pi * (start + end) * torch.hypot(end - start, rise)
     x, y, z = (_number(value) for value in center)
-    axis = torch.eye(3) if rotation is None else rotation
+    axis = _identity() if rotation is None else rotation
     offset = axis[..., 2] * heights[:, :-1, None]
     center = (x + offset[..., 0], y + offset[..., 1], z + offset[..., 2])
     return _surfaces(LATHE, part, (start, end, rise), area, center, rotation)
@@ -109,15 +113,27 @@ def cylinder(
     radius: Number,
     height: Number,
     center: Sequence[Number],
-    rotation: Float[Tensor, "#s #p 3 3"] | None = None,
+    rotation: Float[Tensor, "*pose 3 3"] | None = None,
 ) -> Surfaces:
     """Closed cylinders that stand on ``center`` and rise along local z."""
-    profile = [(0.0, 0.0), (radius, 0.0), (radius, height), (0.0, height)]
+    profile: Profile = [(0.0, 0.0), (radius, 0.0), (radius, height), (0.0, height)]
     return lathe(part, profile, center, rotation)
 
 
+def row(*values: float) -> Float[Tensor, "1 p"]:
+    """One number for each primitive of a group, the same in all shapes.
+
+    Single precision is spelt out: a changed default type must not change the data.
+    """
+    return torch.tensor([values], dtype=torch.float32)
+
+
 def _number(value: Number) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.full((1, 1), value)
+    return value if isinstance(value, Tensor) else row(value)
+
+
+def _identity() -> Tensor:
+    return torch.eye(3, dtype=torch.float32)
 
 
 def _surfaces(
@@ -129,7 +145,7 @@ def _surfaces(
     rotation: Tensor | None,
 ) -> Surfaces:
     numbers = [_number(value) for value in (*size, *center, area)]
-    R = torch.eye(3) if rotation is None else rotation
+    R = _identity() if rotation is None else rotation
     shape = torch.broadcast_shapes(*(value.shape for value in numbers), R.shape[:-2])
     columns = torch.stack([value.expand(shape) for value in numbers], dim=-1)
     return Surfaces(
@@ -142,23 +158,28 @@ def _surfaces(
     )
 
 
-def sample_surfaces(
-    kind: Int[Tensor, "s p"],
-    size: Float[Tensor, "s p 3"],
-    area: Float[Tensor, "s p"],
-    center: Float[Tensor, "s p 3"],
-    rotation: Float[Tensor, "s p 3 3"],
-    points: int,
-    rng: np.random.Generator,
-) -> tuple[Float[Tensor, "s m 3"], Float[Tensor, "s m 3"], Int[Tensor, "s m"]]:
-    """Draw independent points, uniform by area, on the union of each shape's ``p`` primitives.
+class Layout(NamedTuple):
+    """All primitives of many shapes, of any kinds; area 0 fills up shapes that have fewer."""
 
-    Being independent, the first points of a cloud are as good a sample as any others. Primitives
-    of area 0 are never drawn and may fill up shapes that have fewer than ``p``.
+    kind: Int[Tensor, "s p"]
+    part: Int[Tensor, "s p"]
+    size: Float[Tensor, "s p 3"]
+    area: Float[Tensor, "s p"]
+    center: Float[Tensor, "s p 3"]
+    rotation: Float[Tensor, "s p 3 3"]
+
+
+def sample_surfaces(
+    layout: Layout, points: int, rng: np.random.Generator
+) -> tuple[Float[Tensor, "s m 3"], Float[Tensor, "s m 3"], Int[Tensor, "s m"]]:
+    """Draw independent points, uniform by area, on all primitives of each shape together.
+
+    Being independent, the first points of a cloud are as good a sample as any others.
 
     Returns:
-        The points, their outward unit normals, and the index of the primitive of each.
+        The points, their outward unit normals, and the part of each.
     """
+    kind, part, size, area, center, rotation = layout
     s, p = area.shape
     share = area.cumsum(dim=-1)
     share = share / share[:, -1:]
@@ -167,7 +188,7 @@ def sample_surfaces(
     kinds = kind.flatten()[flat]
     # numbers of the primitives as rows, so that all arithmetic runs along whole rows of points
     table = torch.cat([size, center, rotation.mT.flatten(-2)], dim=-1).flatten(0, 1).T.contiguous()
-    out = torch.empty(6, s * points)
+    out = torch.empty(6, s * points, dtype=torch.float32)
     for which, sampler in _SAMPLERS.items():
         rows = (kinds == which).nonzero().flatten()
         numbers = table.index_select(1, flat[rows])
@@ -176,32 +197,26 @@ def sample_surfaces(
         out[:3].index_copy_(1, rows, numbers[3:6] + x * point[0] + y * point[1] + z * point[2])
         out[3:].index_copy_(1, rows, x * normal[0] + y * normal[1] + z * normal[2])
     position, normals = out.view(2, 3, s, points).permute(0, 2, 3, 1).contiguous()
-    return position, normals, choice
+    return position, normals, part.gather(1, choice)
 
 
 def _uniform(rng: np.random.Generator, *shape: int) -> Tensor:
     return torch.from_numpy(rng.random(shape, dtype=np.float32))
 
 
-Columns = tuple[Tensor, Tensor, Tensor]
+Columns = Sequence[Tensor] | Tensor
 """x, y and z of many vectors, each of them in one piece of memory."""
 
 
 def _on_box(size: Float[Tensor, "3 n"], rng: np.random.Generator) -> tuple[Columns, Columns]:
     """Choose a pair of faces by area, then push a point of the solid onto the nearer one."""
     x, y, z = size
-    u, v, w, level = 2 * _uniform(rng, 4, size.shape[1]) - 1
-    across_x, across_y, across_z = y * z, z * x, x * y
-    level = (level + 1) / 2 * (across_x + across_y + across_z)
-    on_x = level < across_x
-    on_z = level >= across_x + across_y
-    normal = (
-        u.sign() * on_x,  # the sign of a coordinate is fair, and where used nothing else is
-        v.sign() * ~(on_x | on_z),
-        w.sign() * on_z,
-    )
-    cube = [torch.where(n != 0, n, t) for n, t in zip(normal, (u, v, w), strict=True)]
-    return (cube[0] * x / 2, cube[1] * y / 2, cube[2] * z / 2), normal
+    cube, level = 2 * _uniform(rng, 3, size.shape[1]) - 1, _uniform(rng, size.shape[1])
+    side = torch.ones_like(cube).copysign(cube)  # a fair sign, never 0
+    level = level * (y * z + z * x + x * y)
+    on_x, on_z = level < y * z, level >= y * z + z * x
+    face = torch.stack([on_x, ~(on_x | on_z), on_z])
+    return torch.where(face, side, cube) * size / 2, side * face
 
 
 def _on_lathe(size: Float[Tensor, "3 n"], rng: np.random.Generator) -> tuple[Columns, Columns]:

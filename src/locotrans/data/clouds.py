@@ -71,7 +71,7 @@ class CloudSet:
                 digest.update(b"none")
                 continue
             digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy())
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
         return digest.hexdigest()
 
     def subset(self, indices: Sequence[int] | Tensor) -> "CloudSet":

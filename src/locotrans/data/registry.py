@@ -3,17 +3,20 @@
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from locotrans.data.clouds import CloudSet
 
 
+@runtime_checkable
 class Loader(Protocol):
     """What a data set has to be: a function from a split and its sizes to a `CloudSet`."""
 
     def __call__(
         self, split: str, *, root: Path | None, points: int, shapes: int | None, seed: int
-    ) -> CloudSet: ...
+    ) -> CloudSet:
+        """Load a split; the arguments are those of `load_dataset`."""
+        ...
 
 
 _LOADERS: dict[str, Loader] = {}

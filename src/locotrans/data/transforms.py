@@ -54,18 +54,16 @@ def protocol_rotations(
         dtype: Type of the matrices.
         device: Where they are wanted; by default on the generator's device.
     """
-    source = generator.device
-    if protocol == "z":
-        R = random_axis_rotations(
-            *shape, axis=up, generator=generator, dtype=dtype, device=source
-        )
-    elif protocol == "so3":
-        R = random_rotations(*shape, generator=generator, dtype=dtype, device=source)
-    elif protocol == "none":
-        R = torch.eye(3, dtype=dtype, device=source).repeat(*shape, 1, 1)
-    else:
+    if protocol not in ROTATION_PROTOCOLS:
         known = ", ".join(ROTATION_PROTOCOLS)
         raise ValueError(f"rotation protocol must be one of {known}, got {protocol!r}")
+    source = generator.device
+    if protocol == "z":
+        R = random_axis_rotations(*shape, axis=up, generator=generator, dtype=dtype, device=source)
+    elif protocol == "so3":
+        R = random_rotations(*shape, generator=generator, dtype=dtype, device=source)
+    else:
+        R = torch.eye(3, dtype=dtype, device=source).repeat(*shape, 1, 1)
     return R.to(source if device is None else device)
 
 

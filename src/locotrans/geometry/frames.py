@@ -22,7 +22,7 @@ def symmetric_frame(
 ) -> Float[Tensor, "*batch 3 3"]:
     r"""Build the symmetric frame of Eqs. 6-8 in closed form.
 
-    With the bisector ``e = normalise(v1 + v2)`` and ``d = normalise(v2 - v1)``, which are orthogonal
+    With the bisector ``e = normalise(v1 + v2)`` and ``d = normalise(v2 - v1)``, orthogonal to it
     because both vectors have unit length, Eq. 8 reads ``u1 = (e + d) / sqrt(2)`` and
     ``u2 = (e - d) / sqrt(2)``: no square roots of differences, no cancellation.
 
@@ -41,7 +41,7 @@ def symmetric_frame(
 def printed_symmetric_frame(
     v1: Float[Tensor, "*batch 3"], v2: Float[Tensor, "*batch 3"], eps: float = 1e-6
 ) -> Float[Tensor, "*batch 3 3"]:
-    r"""Build the symmetric frame of Eqs. 6-8 step by step, as printed and as the authors compute it.
+    r"""Build the symmetric frame of Eqs. 6-8 step by step, as printed and as the authors do.
 
     Args:
         v1: first vector.

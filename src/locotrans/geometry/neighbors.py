@@ -14,6 +14,7 @@ from torch import Tensor
 
 CHUNK = 2**24  # entries of the distance matrix that exist at a time
 TIE = 16.0  # what counts as rounding, in units of the machine epsilon
+SPARE = 32  # candidates beyond k: at least as many as a shell of a lattice has ties
 
 
 def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"]:
@@ -85,7 +86,7 @@ def _select(
     """
     b, n, _ = flat.shape
     slack = TIE * torch.finfo(flat.dtype).eps * scale
-    candidates = min(2 * k, n)  # enough for the ties of a lattice
+    candidates = min(k + SPARE, n)
     rank = torch.arange(candidates, device=flat.device)
     rows = max(1, CHUNK // max(1, b * n))
     chosen = []

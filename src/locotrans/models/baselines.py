@@ -10,6 +10,7 @@ from locotrans.backbones.pointnet import PointNet
 from locotrans.backbones.protocol import Backbone
 from locotrans.backbones.vn_dgcnn import VNDGCNN
 from locotrans.geometry.vectors import center
+from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import Head, HeadLayer
@@ -33,6 +34,9 @@ class DGCNNConfig:
     center: bool = True
     """Move the cloud's mean to the origin first."""
 
+    def __post_init__(self) -> None:
+        check_options(self)
+
 
 @dataclass(frozen=True)
 class VNDGCNNConfig(DGCNNConfig):
@@ -42,6 +46,9 @@ class VNDGCNNConfig(DGCNNConfig):
     """Vector channels of the edge convolutions."""
     embedding: int = 341
     """Vector channels of the embedding, before the mean over the points doubles them."""
+
+    def __post_init__(self) -> None:
+        check_options(self, at_least=4)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ class PointNetConfig:
     """Dropout in the head."""
     center: bool = True
     """Move the cloud's mean to the origin first."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 class PointClassifier(nn.Module):
@@ -114,9 +124,7 @@ class VNClassifier(nn.Module):
 
 def build_dgcnn(num_classes: int, config: DGCNNConfig) -> PointClassifier:
     """Build the DGCNN classifier."""
-    return PointClassifier(
-        num_classes, config, DGCNN(config.widths, config.embedding, config.k)
-    )
+    return PointClassifier(num_classes, config, DGCNN(config.widths, config.embedding, config.k))
 
 
 def build_pointnet(num_classes: int, config: PointNetConfig) -> PointClassifier:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from locotrans.backbones.vn_dgcnn import VNDGCNN, VNFeatures
 from locotrans.geometry.frames import FrameKind, handcrafted_frame
-from locotrans.geometry.neighbors import gather, knn_features
+from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import center
+from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import EdgeConv, PointLayer, max_mean_pool
 from locotrans.nn.fusion import AttentionFusion
+from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import Head, HeadLayer
 from locotrans.nn.lcrf import LCRF
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
@@ -41,7 +43,7 @@ class LocoTransConfig:
     fusion: bool = True
     """A third head on both branches, fused by attention (Tab. 4)."""
     vector_widths: tuple[int, ...] = (21, 21, 42, 85)
-    """Vector channels of the equivariant edge convolutions: a third of DGCNN's, vectors being 3 numbers."""
+    """Vector channels of the equivariant edge convolutions (a third of DGCNN's; 3 numbers each)."""
     vector_embedding: int = 341
     """Vector channels of the equivariant embedding."""
     append_mean: bool = True
@@ -64,6 +66,7 @@ class LocoTransConfig:
     """Move the cloud's mean to the origin first, so that a translation changes nothing."""
 
     def __post_init__(self) -> None:
+        check_options(self, at_least=4)  # some layers have a quarter of the channels
         if len(self.vector_widths) != len(self.widths):
             raise ValueError(
                 f"vector_widths and widths must name as many layers: "
@@ -162,7 +165,7 @@ class InvariantBranch(nn.Module):
     ) -> Int[Tensor, "b n k"]:
         if self.config.shared_graphs:
             return equivariant.features.neighbors[layer]
-        return knn_features(x, self.config.k)
+        return feature_graph(x, self.config.k)
 
     def _pose_channels(self, layer: int) -> int:
         """Return the size of what `_pose` returns."""

@@ -19,7 +19,7 @@ class ClassifierOutput(NamedTuple):
     fused: Float[Tensor, "b classes"] | None = None
     """Logits of the fusion of both branches."""
     vectors: Float[Tensor, "b n 3 2"] | None = None
-    """The two vectors, not normalised, from which the frames are built; they turn with the cloud."""
+    """The two vectors, not normalised, that the frames are built from; they turn with the cloud."""
     frames: Float[Tensor, "b n 3 3"] | None = None
     """The local reference frames, axes as columns; they turn with the cloud."""
     embedding: Float[Tensor, "b e"] | None = None

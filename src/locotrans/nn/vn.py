@@ -65,9 +65,7 @@ class VNLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(in_channels, out_channels, bias=False)
-        self.direction = nn.Linear(
-            in_channels, 1 if shared_direction else out_channels, bias=False
-        )
+        self.direction = nn.Linear(in_channels, 1 if shared_direction else out_channels, bias=False)
         self.norm = VNBatchNorm(out_channels)
 
     def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:

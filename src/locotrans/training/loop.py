@@ -48,7 +48,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     check_folder(config)
     record = config.out / "record.json"
     if record.exists():
-        console.print(f"{config.out} is finished; nothing to do", soft_wrap=True)
+        console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
         return json.loads(record.read_text())
     run = Run(config)
     run.open_folder()
@@ -58,6 +58,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
         f"training {config.model} on {config.data}, rotation {config.rotation}{axis}, "
         f"{config.epochs} epochs of {run.steps_per_epoch} steps, {start}, in {config.out}",
         soft_wrap=True,
+        markup=False,
     )
     with Progress(console=console, disable=not console.is_terminal) as bar:
         run_epochs(run, bar)
@@ -78,7 +79,7 @@ def run_epochs(run: Run, bar: Progress) -> None:
             run.seconds = time.monotonic() - began
             bar.advance(task)
             if index + 1 == length:
-                bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True)
+                bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True, markup=False)
             if time.monotonic() - saved >= config.checkpoint_seconds:
                 run.save_checkpoint()
                 saved = time.monotonic()
@@ -113,7 +114,10 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
 
 
 def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
-    """Write the epoch's line of metrics: means over its steps, and the evaluation where due."""
+    """Write the epoch's line of metrics: means over its steps, and the evaluation where due.
+
+    ``seconds`` counts from the start of the run, over all its parts.
+    """
     config = run.config
     run.check_finite()
     line: dict[str, Any] = {

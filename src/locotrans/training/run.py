@@ -64,6 +64,7 @@ class Run:
         self.config = config
         self.folder = config.out
         self.device = find_device(config.device)
+        options = parse_options(config.model, config.options)
         self.train_set = _load(config, "train", config.shapes)
         self.test_set = _load(config, "test", config.test_shapes)
         self.steps_per_epoch = len(self.train_set) // config.batch_size
@@ -72,10 +73,9 @@ class Run:
                 f"batch_size {config.batch_size} exceeds the {len(self.train_set)} training "
                 "shapes; lower it"
             )
-        options = parse_options(config.model, config.options)
         torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
         model = create_model(config.model, len(self.train_set.class_names), **options)
-        self.model = model.to(self.device).train()
+        self.model = model.to(self.device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=config.lr,
@@ -84,6 +84,9 @@ class Run:
         )
         self.points = self.train_set.points.to(self.device)
         self.labels = self.train_set.labels.to(self.device)
+        with torch.inference_mode():
+            self.model.eval()(self.points[:1])  # clouds that the model refuses are refused here
+        self.model.train()
         self.step = 0  # steps done
         self.seconds = 0.0  # over all parts of the run
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
@@ -121,7 +124,8 @@ class Run:
         total = figures["total"]
         assert total is not None
         bad = ~total.detach().isfinite() & (self.first_bad_step < 0)
-        self.first_bad_step = torch.where(bad, self.step, self.first_bad_step)
+        now = torch.full_like(self.first_bad_step, self.step)  # made on the device, not copied
+        self.first_bad_step = torch.where(bad, now, self.first_bad_step)
         self.step += 1
 
     def check_finite(self) -> None:

@@ -1,0 +1,38 @@
+"""Fused Triton kernels for a few functions of `locotrans.geometry` and `locotrans.nn`.
+
+Each has the plain PyTorch code as its specification, and is used in its place for float32 and
+bfloat16 tensors on a CUDA device. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`,
+decides: "auto" (the default) or "off". Without Triton, or on any other device, the plain code runs.
+"""
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+_SETTINGS = ("auto", "off")
+_setting = "auto"
+
+
+def set_kernels(setting: str) -> str:
+    """Choose "auto" or "off" for this process, and return the setting that was in force."""
+    global _setting
+    if setting not in _SETTINGS:
+        raise ValueError(f"the kernels can be {' or '.join(_SETTINGS)}, not {setting!r}")
+    before, _setting = _setting, setting
+    return before
+
+
+def use_kernels(x: Tensor) -> bool:
+    """Say whether the kernels are to be used for a tensor like ``x``."""
+    return (
+        _setting == "auto"
+        and x.is_cuda
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and _has_triton
+    )
+
+
+_has_triton = importlib.util.find_spec("triton") is not None
+set_kernels(os.environ.get("LOCOTRANS_KERNELS", "auto"))

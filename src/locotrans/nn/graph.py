@@ -1,0 +1,29 @@
+"""Neighbourhood graphs of points and of features, by the kernel where there is one."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.geometry.vectors import center
+from locotrans.kernels import use_kernels
+
+
+def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
+    """Return the k nearest neighbours of every point, as `locotrans.geometry.neighbors.knn`."""
+    if not use_kernels(points):
+        return knn(points, k)
+    from locotrans.kernels.knn import nearest
+
+    points = points.detach()
+    return nearest(points, center(points).norm(dim=-1).amax(-1), k, coordinates=True)
+
+
+def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
+    """Return the k nearest neighbours in feature space, as `knn_features`."""
+    if not use_kernels(x):
+        return knn_features(x, k)
+    from locotrans.kernels.knn import nearest
+
+    x = x.detach().float()
+    x = x - x.mean(-2, keepdim=True)
+    return nearest(x, x.square().sum(-1).amax(-1), k, coordinates=False)

@@ -1,0 +1,165 @@
+import itertools
+import json
+
+import pytest
+import torch
+
+from locotrans import __version__
+from locotrans.cli import main, shape_flow
+from locotrans.models import create_model
+from locotrans.training.checkpoint import read_tensors, write_tensors
+
+OPTIONS = ["k=4", "widths=8,8", "embedding=16", "head_widths=16,8"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of a tiny DGCNN."""
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    main([*train_arguments(folder)])
+    return folder
+
+
+def train_arguments(folder, epochs=1):
+    arguments = ["train", "--model", "dgcnn", "--data", "builtin", "--rotation", "z"]
+    arguments += ["--epochs", str(epochs), "--out", str(folder), "--options", *OPTIONS]
+    sizes = {"--points": "16", "--shapes": "16", "--test-shapes": "10", "--batch-size": "8"}
+    return [*arguments, *itertools.chain(*sizes.items())]
+
+
+def error_of(arguments, capsys):
+    """Return the one line that a mistake leaves."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: ")
+    assert text.count("\n") == 1
+    return text
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"locotrans {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["info"], ["list"], ["demo"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--help"])
+    assert caught.value.code == 0
+    assert "usage: locotrans" in capsys.readouterr().out
+
+
+def test_every_setting_has_a_help_text(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for words in ("Model to train", "Passes over the training set", "up axis", "JSON or TOML"):
+        assert words in text
+
+
+def test_list(capsys):
+    main(["list"])
+    output = capsys.readouterr().out
+    assert "locotrans_dgcnn_light" in output
+    assert "builtin" in output
+
+
+def test_info(capsys):
+    main(["info", "dgcnn", "--classes", "3", "--points", "32", "--options", *OPTIONS])
+    output = capsys.readouterr().out
+    count = sum(p.numel() for p in create_model("dgcnn", 3, **small()).parameters())
+    assert f"parameters {count:,}" in output
+    assert "FLOPs" in output
+    assert "(1, 32, 16)" in output
+
+
+def small():
+    return {"k": 4, "widths": (8, 8), "embedding": 16, "head_widths": (16, 8)}
+
+
+def test_shape_flow_ends_with_the_whole_model():
+    model = create_model("dgcnn", 3, **small()).eval()
+    name, shapes, parameters = shape_flow(model, torch.randn(1, 32, 3), depth=2)[-1]
+    assert name == "(whole)"
+    assert shapes.splitlines()[0] == "logits (1, 3)"
+    assert parameters == sum(p.numel() for p in model.parameters())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_train_then_eval(run, tmp_path, capsys):
+    result = tmp_path / "result.json"
+    shared = ["--data", "builtin", "--rotation", "z", "--shapes", "10"]
+    main(["eval", str(run), *shared, "--json", str(result)])
+    output = capsys.readouterr().out
+    values = json.loads(result.read_text())
+    assert {"overall_accuracy", "class_accuracy", "rotation_agreement", "heads"} <= values.keys()
+    assert values["model"] == "dgcnn"
+    assert values["axis"] in ("x", "y", "z")
+    assert f"about the {values['axis']} axis" in " ".join(output.split())
+    main(["eval", str(run / "weights.safetensors"), *shared, "--json", str(result)])
+    again = json.loads(result.read_text())
+    assert again["heads"] == values["heads"]
+
+
+def test_training_again_says_that_it_is_finished(run, capsys):
+    main(train_arguments(run))
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_config_file_and_a_flag_over_it(run, tmp_path, capsys):
+    out = tmp_path / "second"
+    main(["train", f"--config={run / 'config.json'}", "--seed", "5", "--out", str(out)])
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (run, out))
+    assert second == {**first, "seed": 5, "out": str(out)}
+
+
+def test_other_settings_in_the_same_folder(run, capsys):
+    assert "epochs was 1, is 2" in error_of(train_arguments(run, epochs=2), capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("train --model lenet --out {}/new", "unknown model 'lenet'"),
+        ("train --data mnist --out {}/new", "unknown data set 'mnist'"),
+        ("train --options k=ten --out {}/new", "k must be int, got 'ten'"),
+        ("train --epochs 0", "epochs must be at least 1"),
+        ("train --config {}/none.json", "none.json"),
+        ("info lenet", "unknown model 'lenet'"),
+        ("info dgcnn --points 3", "too small for k = 20"),
+        ("info dgcnn --options k", "KEY=VALUE"),
+        ("eval {}/none.safetensors --data builtin", "none.safetensors does not exist"),
+        ("eval {} --data builtin", "weights.safetensors does not exist"),
+        ("eval {}/cut --data builtin", "cut is not finished"),
+        ("eval {}/text.safetensors --data builtin", "text.safetensors is damaged or not"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments, reason, tmp_path, capsys):
+    (tmp_path / "text.safetensors").write_text("not a tensor in sight")
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "config.json").write_text("{}")
+    assert reason in error_of(arguments.format(tmp_path).split(), capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_mistakes_of_eval(run, tmp_path, capsys):
+    evaluate = ["eval", str(run), "--shapes", "10"]
+    assert "unknown data set" in error_of([*evaluate, "--data", "mnist"], capsys)
+    assert "at least 1" in error_of([*evaluate, "--rotations", "0"], capsys)
+    assert "too small for k" in error_of([*evaluate, "--points", "3"], capsys)
+    assert "not available" in error_of([*evaluate, "--device", "abacus"], capsys)
+    tensors, metadata = read_tensors(run / "weights.safetensors")
+    other = tmp_path / "other.safetensors"
+    write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})
+    assert "tells other classes apart" in error_of(["eval", str(other)], capsys)
+    unwritable = tmp_path / "missing" / "result.json"
+    assert f"cannot write {unwritable}" in error_of([*evaluate, "--json", str(unwritable)], capsys)
+
+
+@pytest.mark.parametrize("arguments", ["train --rotation y", "train --bogus 1", "fly", "eval"])
+def test_unknown_flags_and_choices(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments.split())
+    assert caught.value.code == 2

@@ -1,0 +1,165 @@
+import dataclasses
+import io
+import json
+import math
+
+import pytest
+import torch
+from rich.console import Console
+
+from locotrans.training import TrainConfig, evaluate, load_weights, train
+from locotrans.training import loop as loop_module
+from locotrans.training.loop import augment, epoch_order, learning_rate
+from locotrans.training.run import Run
+
+QUIET = Console(file=io.StringIO())
+
+
+def read_lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_its_files(tiny):
+    output = io.StringIO()
+    record = train(tiny, Console(file=output))
+    assert {path.name for path in tiny.out.iterdir()} == {
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoint.safetensors",
+        "weights.safetensors",
+        "record.json",
+    }
+    lines = read_lines(tiny.out)
+    assert [line["epoch"] for line in lines] == [1, 2, 3]
+    assert ["evaluation" in line for line in lines] == [False, True, True]
+    terms = {"total", "invariant", "equivariant", "orthogonality", "consistency", "accuracy"}
+    assert all(terms <= line.keys() for line in lines)
+    assert all(math.isfinite(line["total"]) for line in lines)
+    assert record == json.loads((tiny.out / "record.json").read_text())
+    assert record["protocol"] == "z/so3"
+    assert record["selection"] == "last epoch"
+    assert record["evaluation"] == lines[-1]["evaluation"]
+    assert record["data_checksums"].keys() == {"train", "test"}
+    assert "about the" in output.getvalue()  # the axis of "z"
+    assert output.getvalue().count("epoch ") == 3
+
+
+def test_the_weights_give_the_recorded_result(tiny, uncut):
+    record = json.loads((uncut / "record.json").read_text())
+    model, metadata = load_weights(uncut / "weights.safetensors")
+    assert metadata["points"] == tiny.points
+    assert metadata["rotation"] == "z"
+    assert len(metadata["class_names"]) == metadata["num_classes"]
+    assert evaluate(model, Run(tiny).test_set, "so3", batch_size=8) == record["evaluation"]
+    checkpoint, _ = load_weights(uncut / "checkpoint.safetensors")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, checkpoint.state_dict()[name])
+
+
+def test_a_finished_run_is_left_alone(tiny, uncut):
+    before = {path: path.stat().st_mtime_ns for path in uncut.iterdir()}
+    output = io.StringIO()
+    record = train(dataclasses.replace(tiny, out=uncut), Console(file=output))
+    assert record == json.loads((uncut / "record.json").read_text())
+    assert "is finished" in output.getvalue()
+    assert {path: path.stat().st_mtime_ns for path in uncut.iterdir()} == before
+
+
+def test_another_config_is_refused_by_name(tiny, uncut):
+    other = dataclasses.replace(tiny, out=uncut, epochs=5, lr=0.5)
+    with pytest.raises(ValueError, match=r"epochs was 3, is 5; lr was 0\.1, is 0\.5") as caught:
+        train(other, QUIET)
+    assert str(uncut) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "lenet"}, "unknown model 'lenet'"),
+        ({"options": ("depth=3",)}, "unknown key 'depth'"),
+        ({"data": "mnist"}, "unknown data set 'mnist'"),
+        ({"points": 3}, "too small for k"),
+        ({"batch_size": 27}, "batch_size 27 exceeds the 26"),
+        ({"device": "abacus"}, "device 'abacus' is not available"),
+    ],
+)
+def test_bad_settings_leave_no_trace(tiny, change, reason):
+    with pytest.raises(ValueError, match=reason):
+        train(dataclasses.replace(tiny, **change), QUIET)
+    assert not tiny.out.exists()
+
+
+def test_a_folder_of_something_else_is_refused(tiny):
+    tiny.out.mkdir()
+    (tiny.out / "thesis.tex").write_text("all there is")
+    with pytest.raises(ValueError, match="holds no run"):
+        train(tiny, QUIET)
+    with pytest.raises(ValueError, match="is a file"):
+        train(dataclasses.replace(tiny, out=tiny.out / "thesis.tex"), QUIET)
+    assert [path.name for path in tiny.out.iterdir()] == ["thesis.tex"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny, monkeypatch):
+    whole = loop_module.classification_losses
+    calls = 0
+
+    def poisoned(*args, **kwargs):
+        nonlocal calls
+        losses = whole(*args, **kwargs)
+        calls += 1
+        return losses._replace(total=losses.total * math.nan) if calls == 5 else losses
+
+    monkeypatch.setattr(loop_module, "classification_losses", poisoned)
+    with pytest.raises(ValueError, match="finite in step 4 of"):
+        train(tiny, QUIET)
+    model, metadata = load_weights(tiny.out / "checkpoint.safetensors")
+    assert metadata["step"] == 4
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert len(read_lines(tiny.out)) == 1
+
+
+def test_a_bad_loss_between_checkpoints_is_found_at_the_end_of_the_epoch(tiny):
+    config = dataclasses.replace(tiny, lr=1e38, checkpoint_seconds=1e9)
+    with pytest.raises(ValueError, match=r"finite in step [012] of"):
+        train(config, QUIET)
+    assert not (tiny.out / "checkpoint.safetensors").exists()
+
+
+def test_learning_rate_is_a_cosine():
+    config = TrainConfig(epochs=10, lr=0.1, final_lr=0.001)
+    assert learning_rate(config, 0, 5) == 0.1
+    assert learning_rate(config, 25, 5) == pytest.approx((0.1 + 0.001) / 2)
+    assert learning_rate(config, 50, 5) == pytest.approx(0.001)
+
+
+def test_every_epoch_has_its_own_order():
+    orders = [epoch_order(100, seed=0, epoch=epoch) for epoch in (0, 0, 1)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+    assert torch.equal(orders[2].sort().values, torch.arange(100))
+
+
+def test_augmentation_can_be_switched_off(generator):
+    points = torch.randn(2, 9, 3, generator=generator)
+    off = TrainConfig(rotation="none", scale=1.0, shift=0.0, shuffle=False)
+    assert torch.equal(augment(points, off, "z", generator), points)
+
+
+def test_each_augmentation_does_what_it_says(generator):
+    points = torch.randn(50, 9, 3, generator=generator)
+    off = TrainConfig(rotation="none", scale=1.0, shift=0.0, shuffle=False)
+
+    def only(**on):
+        return augment(points, dataclasses.replace(off, **on), "y", generator)
+
+    scales = only(scale=1.5) / points
+    assert torch.allclose(scales, scales[:, :1].expand_as(scales), rtol=1e-4)
+    assert 0.66 < scales.min() < 0.7
+    assert 1.45 < scales.max() < 1.51
+    shifts = only(shift=0.2) - points
+    assert 0.18 < shifts.abs().max() < 0.2001
+    assert torch.equal(only(shuffle=True).sort(1).values, points.sort(1).values)
+    turned = only(rotation="z")
+    assert torch.allclose(turned[..., 1], points[..., 1])  # the up axis, here y, stays
+    assert torch.allclose(turned.norm(dim=-1), points.norm(dim=-1), rtol=1e-5)
