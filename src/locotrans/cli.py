@@ -162,16 +162,19 @@ def print_evaluation(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
-    table = Table(
-        title=f"{result['data']} {result['split']}, {result['samples']} shapes, "
+    title = (
+        f"{result['data']} {result['split']}, {result['samples']} shapes, "
         f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
     )
+    table = Table()
     table.add_column("head")
     for column in ("overall", "class mean", "agreement"):
         table.add_column(column, justify="right")
     for head, figures in result["heads"].items():
         table.add_row(head, *(f"{100 * value:.2f}%" for value in figures.values()))
-    Console().print(table)
+    console = Console()
+    console.print(title, soft_wrap=True, markup=False)
+    console.print(table)
 
 
 def info(

@@ -107,6 +107,11 @@ def test_first_shapes_do_not_depend_on_how_many_are_asked_for():
             assert torch.equal(getattr(few, field), getattr(many, field)[:count])
 
 
+def test_no_shape_comes_twice():
+    points = load_dataset("builtin", "train", shapes=1300, points=16).points
+    assert len(points.flatten(1).unique(dim=0)) == 1300
+
+
 def test_the_default_type_does_not_change_the_data():
     single = load_dataset("builtin", "train", shapes=20, points=64)
     torch.set_default_dtype(torch.float64)
@@ -248,12 +253,12 @@ def test_samples_of_a_box_are_uniform_by_area():
 
 
 def test_no_point_of_a_box_is_inside_even_where_a_coordinate_is_zero():
-    class Half:  # a source whose numbers all map to the middle of the box
+    class Half(np.random.Generator):  # all of its numbers map to the middle of the box
         def random(self, shape, dtype):
             return np.full(shape, 0.5, dtype=dtype)
 
     surface = box("b", (number(1.0), 1.0, 1.0), (0.0, 0.0, 0.0))
-    point, normal = _on_box(surface.size[0].mT, Half())
+    point, normal = _on_box(surface.size[0].mT, Half(np.random.PCG64(0)))
     assert normal.norm(dim=0).tolist() == [1.0]
     assert point.abs().amax(0).tolist() == [0.5]
 

@@ -29,7 +29,8 @@ class DGCNN(nn.Module):
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n c"]:
         """Return the features of every point."""
-        x, layers = points, []
+        x = points
+        layers: list[Tensor] = []
         for conv in self.convs:
             neighbors = feature_graph(x, self.k) if layers else point_graph(points, self.k)
             x = conv(x, neighbors)

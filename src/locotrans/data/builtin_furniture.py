@@ -167,7 +167,7 @@ def stairs_right(draw: Draw) -> list[Surfaces]:
     pole, foot = draw(0.08, 0.12), draw(0.3, 0.4)
     length, width, thickness = draw(0.55, 0.8), draw(0.22, 0.3), draw(0.06, 0.09)
     rise, turn = draw(0.2, 0.26), draw(math.radians(28), math.radians(40))
-    count = row(*range(7))
+    count = row(0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
     angle = turn * count
     reach = pole + length / 2
     z = rise * (count + 1)

@@ -37,7 +37,7 @@ def random_axis_rotations(
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "*shape 3 3"]:
     """Draw rotations about the named coordinate axis, uniform in the angle."""
-    turn = torch.rand(*shape, generator=generator, dtype=dtype, device=device)
+    turn = torch.rand(shape, generator=generator, dtype=dtype, device=device)
     return axis_rotation(axis, 2 * math.pi * turn)
 
 

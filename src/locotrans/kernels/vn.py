@@ -32,7 +32,7 @@ vector a point and channel: 33 MB for 32 clouds of 1,024 points, d = 85, float32
     edge       2 V        5 V         5 V       7 V + 3 du     and 4 k N of indices each
     point        V        3 V         3 V       5 V            (a shared q: V, 2 V, 2 V, 3 V)
 
-The gathers come on top, from the L2 cache, where the rows of the clouds at work stay (2 MB a cloud):
+The gathers come on top, from the L2 cache, where the rows of the clouds at work stay (2 MB each):
 3 d s k N for the statistics, 6 d s k N for every other pass, and 24 d k N for the atomic additions
 to du. They set the floor of the edge passes: at that size 0.67 GB for the statistics and 1.34 GB
 each for the others, twice that for the gradients.
@@ -223,24 +223,24 @@ def _finish_statistics(
 
 
 # --------------------------------------------------------------------------------------- edges
-# u, w (n, 3, 2 half): p, then q, in each row; index (n, k); out (n, 3, half).
+# u, w (n, 3, 2 WIDTH): p, then q, in each row; index (n, k); out (n, 3, WIDTH).
 # A program has a tile of ROWS points r x C channels, and goes through the neighbours j one by one.
 
 
 @triton.jit
 @no_type_check
 def _edge_statistics(
-    u, w, index, partial, shift_out, n, k, channels, half, programs,
-    EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
+    u, w, index, partial, shift_out, n, k, channels, programs,
+    EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum l - shift and its square, over the edges of every programs-th tile."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     # the shift is the length of edge 0, the same for all programs
     zero = tl.arange(0, 1)
-    x1, y1, z1 = _load(u, tl.load(index + zero), 2 * half, c, (c < half)[None, :], REAL)
-    x2, y2, z2 = _load(w, zero, 2 * half, c, (c < half)[None, :], REAL)
+    x1, y1, z1 = _load(u, tl.load(index + zero), 2 * WIDTH, c, (c < WIDTH)[None, :], REAL)
+    x2, y2, z2 = _load(w, zero, 2 * WIDTH, c, (c < WIDTH)[None, :], REAL)
     shift = _length(x1 + x2, y1 + y2, z1 + z2, EPS)  # (1, C)
     if program == 0:
         tl.store(shift_out + c[None, :], shift, mask=(c < channels)[None, :])
@@ -249,12 +249,12 @@ def _edge_statistics(
     second = tl.zeros((ROWS, C), dtype=REAL)
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < half)[None, :]
-        rx, ry, rz = _load(w, r, 2 * half, c, mask, REAL)
+        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
+        rx, ry, rz = _load(w, r, 2 * WIDTH, c, mask, REAL)
         edge = index + r.to(tl.int64) * k
         for i in range(k):
             j = tl.load(edge + i, mask=r < n, other=0)
-            jx, jy, jz = _load(u, j, 2 * half, c, mask, REAL)
+            jx, jy, jz = _load(u, j, 2 * WIDTH, c, mask, REAL)
             length = tl.where(mask, _length(jx + rx, jy + ry, jz + rz, EPS) - shift, 0.0)
             first += length
             second += length * length
@@ -264,44 +264,44 @@ def _edge_statistics(
 @triton.jit
 @no_type_check
 def _edge_output(
-    u, w, index, out, mean, var, weight, bias, n, k, channels, half,
+    u, w, index, out, mean, var, weight, bias, n, k, channels,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store the mean of o = f p - t q over the neighbours."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < half)[None, :]
+    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
-    px_r, py_r, pz_r = _load(w, r, 2 * half, c, mask, REAL)
-    qx_r, qy_r, qz_r = _load(w + half, r, 2 * half, c, mask, REAL)
+    px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
+    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
     ox = tl.zeros((ROWS, C), dtype=REAL)
     oy = tl.zeros((ROWS, C), dtype=REAL)
     oz = tl.zeros((ROWS, C), dtype=REAL)
     edge = index + r.to(tl.int64) * k
     for i in range(k):
         j = tl.load(edge + i, mask=r < n, other=0)
-        px, py, pz = _load(u, j, 2 * half, c, mask, REAL)
-        qx, qy, qz = _load(u + half, j, 2 * half, c, mask, REAL)
+        px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
+        qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
         px, py, pz = px + px_r, py + py_r, pz + pz_r
         qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
         f, t = _activate(px, py, pz, qx, qy, qz, m, rstd, gamma, beta, EPS, SLOPE)
         ox += f * px - t * qx
         oy += f * py - t * qy
         oz += f * pz - t * qz
-    _store(out, r, half, c, mask, ox / k, oy / k, oz / k)
+    _store(out, r, WIDTH, c, mask, ox / k, oy / k, oz / k)
 
 
 @triton.jit
 @no_type_check
 def _edge_reductions(
-    u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, half, programs,
+    u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, programs,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum dy and dy x, over the edges of every programs-th tile."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
@@ -309,16 +309,16 @@ def _edge_reductions(
     second = tl.zeros((ROWS, C), dtype=REAL)
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < half)[None, :]
-        gx, gy, gz = _load(grad, r, half, c, mask, REAL)
+        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
+        gx, gy, gz = _load(grad, r, WIDTH, c, mask, REAL)
         gx, gy, gz = gx / k, gy / k, gz / k
-        px_r, py_r, pz_r = _load(w, r, 2 * half, c, mask, REAL)
-        qx_r, qy_r, qz_r = _load(w + half, r, 2 * half, c, mask, REAL)
+        px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
+        qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
         edge = index + r.to(tl.int64) * k
         for i in range(k):
             j = tl.load(edge + i, mask=r < n, other=0)
-            px, py, pz = _load(u, j, 2 * half, c, mask, REAL)
-            qx, qy, qz = _load(u + half, j, 2 * half, c, mask, REAL)
+            px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
+            qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
             px, py, pz = px + px_r, py + py_r, pz + pz_r
             qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
             _, x, _, _, _, _, dy = _adjoint(
@@ -332,22 +332,22 @@ def _edge_reductions(
 @triton.jit
 @no_type_check
 def _edge_gradients(
-    u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, half, count,
+    u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, count,
     TRAINING: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add (dp, dq) of every edge to du_j, in memory, and to dw_r, in registers."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < half)[None, :]
+    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     mean_dy, mean_dyx = _means(sums, c, channels, count, TRAINING, REAL)
-    gx, gy, gz = _load(grad, r, half, c, mask, REAL)
+    gx, gy, gz = _load(grad, r, WIDTH, c, mask, REAL)
     gx, gy, gz = gx / k, gy / k, gz / k
-    px_r, py_r, pz_r = _load(w, r, 2 * half, c, mask, REAL)
-    qx_r, qy_r, qz_r = _load(w + half, r, 2 * half, c, mask, REAL)
+    px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
+    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
     dpx_r = tl.zeros((ROWS, C), dtype=REAL)
     dpy_r = tl.zeros((ROWS, C), dtype=REAL)
     dpz_r = tl.zeros((ROWS, C), dtype=REAL)
@@ -357,37 +357,37 @@ def _edge_gradients(
     edge = index + r.to(tl.int64) * k
     for i in range(k):
         j = tl.load(edge + i, mask=r < n, other=0)
-        px, py, pz = _load(u, j, 2 * half, c, mask, REAL)
-        qx, qy, qz = _load(u + half, j, 2 * half, c, mask, REAL)
+        px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
+        qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
         px, py, pz = px + px_r, py + py_r, pz + pz_r
         qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
         dpx, dpy, dpz, dqx, dqy, dqz = _gradient(
             px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, mean_dy, mean_dyx, EPS, SLOPE
         )
-        _scatter(du, j, 2 * half, c, mask, dpx, dpy, dpz)
-        _scatter(du + half, j, 2 * half, c, mask, dqx, dqy, dqz)
+        _scatter(du, j, 2 * WIDTH, c, mask, dpx, dpy, dpz)
+        _scatter(du + WIDTH, j, 2 * WIDTH, c, mask, dqx, dqy, dqz)
         dpx_r, dpy_r, dpz_r = dpx_r + dpx, dpy_r + dpy, dpz_r + dpz
         dqx_r, dqy_r, dqz_r = dqx_r + dqx, dqy_r + dqy, dqz_r + dqz
-    _store(dw, r, 2 * half, c, mask, dpx_r, dpy_r, dpz_r)
-    _store(dw + half, r, 2 * half, c, mask, dqx_r, dqy_r, dqz_r)
+    _store(dw, r, 2 * WIDTH, c, mask, dpx_r, dpy_r, dpz_r)
+    _store(dw + WIDTH, r, 2 * WIDTH, c, mask, dqx_r, dqy_r, dqz_r)
 
 
 # -------------------------------------------------------------------------------------- points
-# p (n, 3, half) and q (n, 3, half), or (n, 3, 1) when SHARED, with distances p_row and q_row from
+# p (n, 3, WIDTH) and q (n, 3, WIDTH), or (n, 3, 1) when SHARED, with distances p_row and q_row from
 # one axis of a point to the next, so that p and q may be the halves of one tensor.
 
 
 @triton.jit
 @no_type_check
 def _point_statistics(
-    p, partial, shift_out, n, channels, half, p_row, programs,
-    EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr,
+    p, partial, shift_out, n, channels, p_row, programs,
+    EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum l - shift and its square, over every programs-th tile."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    x0, y0, z0 = _load(p, tl.arange(0, 1), p_row, c, (c < half)[None, :], REAL)
+    x0, y0, z0 = _load(p, tl.arange(0, 1), p_row, c, (c < WIDTH)[None, :], REAL)
     shift = _length(x0, y0, z0, EPS)  # (1, C), that of point 0
     if program == 0:
         tl.store(shift_out + c[None, :], shift, mask=(c < channels)[None, :])
@@ -396,7 +396,7 @@ def _point_statistics(
     second = tl.zeros((ROWS, C), dtype=REAL)
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < half)[None, :]
+        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
         px, py, pz = _load(p, r, p_row, c, mask, REAL)
         length = tl.where(mask, _length(px, py, pz, EPS) - shift, 0.0)
         first += length
@@ -407,33 +407,33 @@ def _point_statistics(
 @triton.jit
 @no_type_check
 def _point_output(
-    p, q, out, mean, var, weight, bias, n, channels, half, p_row, q_row,
+    p, q, out, mean, var, weight, bias, n, channels, p_row, q_row,
     SHARED: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store o = f p - t q."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < half)[None, :]
+    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     px, py, pz = _load(p, r, p_row, c, mask, REAL)
     qx, qy, qz = _load(q, r, q_row, c * 0 if SHARED else c, mask, REAL)
     f, t = _activate(px, py, pz, qx, qy, qz, m, rstd, gamma, beta, EPS, SLOPE)
-    _store(out, r, half, c, mask, f * px - t * qx, f * py - t * qy, f * pz - t * qz)
+    _store(out, r, WIDTH, c, mask, f * px - t * qx, f * py - t * qy, f * pz - t * qz)
 
 
 @triton.jit
 @no_type_check
 def _point_reductions(
-    p, q, grad, partial, mean, var, weight, bias, n, channels, half, p_row, q_row, g_row, programs,
+    p, q, grad, partial, mean, var, weight, bias, n, channels, p_row, q_row, g_row, programs,
     SHARED: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum dy and dy x, over every programs-th tile."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
@@ -441,7 +441,7 @@ def _point_reductions(
     second = tl.zeros((ROWS, C), dtype=REAL)
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < half)[None, :]
+        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
         gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
         px, py, pz = _load(p, r, p_row, c, mask, REAL)
         qx, qy, qz = _load(q, r, q_row, c * 0 if SHARED else c, mask, REAL)
@@ -457,17 +457,17 @@ def _point_reductions(
 @no_type_check
 def _point_gradients(
     p, q, grad, sums, dp, dq, mean, var, weight, bias,
-    n, channels, half, p_row, q_row, g_row, dp_row, dq_row,
+    n, channels, p_row, q_row, g_row, dp_row, dq_row,
     SHARED: tl.constexpr, TRAINING: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store dp and dq; a shared q gets the sum over each block of channels: dq (blocks, n, 3)."""
-    blocks = tl.cdiv(half, C)
+    blocks = tl.cdiv(WIDTH, C)
     block = tl.program_id(0) % blocks
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = block * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < half)[None, :]
+    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     mean_dy, mean_dyx = _means(sums, c, channels, n, TRAINING, REAL)
     gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
@@ -537,23 +537,25 @@ class _EdgeConv(torch.autograd.Function):
         bn_eps: float, slope: float, eps: float,
     ) -> Tensor:  # fmt: skip
         u, w, index = u.contiguous(), w.contiguous(), index.contiguous()
-        n, k, half, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
+        n, k, width, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
         dtype, real = _real(u)
-        blocks = triton.cdiv(half, CHANNELS)
-        tile = {"REAL": real, "ROWS": EDGE_ROWS, "C": CHANNELS}
+        blocks = triton.cdiv(width, CHANNELS)
+        tile = {"REAL": real, "ROWS": EDGE_ROWS, "C": CHANNELS, "WIDTH": width}
         mean, var = running_mean, running_var
         if training:
             programs = _programs(n, EDGE_ROWS, blocks)
             partial = u.new_empty(programs, 2, channels, dtype=dtype)
             shift = u.new_empty(channels, dtype=dtype)
             _edge_statistics[(programs * blocks,)](
-                u, w, index, partial, shift, n, k, channels, half, programs, EPS=eps, **tile
+                u, w, index, partial, shift, n, k, channels, programs, EPS=eps, **tile
             )
-            mean, var = _moments(partial, shift, running_mean, running_var, momentum, n * k)
-        out = u.new_empty(n, 3, half)
+            mean, var = _moments(
+                partial, shift, running_mean, running_var, momentum, n * k
+            ).unbind()
+        out = u.new_empty(n, 3, width)
         constants = {"EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
         _edge_output[(triton.cdiv(n, EDGE_ROWS) * blocks,)](
-            u, w, index, out, mean, var, weight, bias, n, k, channels, half, **constants
+            u, w, index, out, mean, var, weight, bias, n, k, channels, **constants
         )
         ctx.save_for_backward(u, w, index, weight, bias, mean, var)
         ctx.training, ctx.constants = training, constants
@@ -564,21 +566,21 @@ class _EdgeConv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         u, w, index, weight, bias, mean, var = ctx.saved_tensors
         grad = grad.contiguous()
-        n, k, half, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
+        n, k, width, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
         dtype, _ = _real(u)
-        blocks = triton.cdiv(half, CHANNELS)
+        blocks = triton.cdiv(width, CHANNELS)
         programs = _programs(n, EDGE_ROWS, blocks)
         partial = u.new_empty(programs, 2, channels, dtype=dtype)
         _edge_reductions[(programs * blocks,)](
-            u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, half, programs,
+            u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, programs,
             **ctx.constants,
         )  # fmt: skip
         sums = partial.sum(0)
-        dbeta, dgamma = sums.to(weight.dtype)
+        dbeta, dgamma = sums.to(weight.dtype).unbind()
         du = torch.zeros_like(u, dtype=dtype)
         dw = torch.empty_like(w)
         _edge_gradients[(triton.cdiv(n, EDGE_ROWS) * blocks,)](
-            u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, half, n * k,
+            u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, n * k,
             TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
         return du.to(u.dtype), dw, None, dgamma, dbeta, *[None] * 7
@@ -598,24 +600,24 @@ class _NormAct(torch.autograd.Function):
         saved = (p, q, weight, bias)
         if q is None:
             p, q = p.chunk(2, dim=2)
-        (n, _, half), channels = p.shape, len(weight)
+        (n, _, width), channels = p.shape, len(weight)
         dtype, real = _real(p)
-        blocks = triton.cdiv(half, CHANNELS)
-        tile = {"REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS}
+        blocks = triton.cdiv(width, CHANNELS)
+        tile = {"REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS, "WIDTH": width}
         mean, var = running_mean, running_var
         if training:
             programs = _programs(n, POINT_ROWS, blocks)
             partial = p.new_empty(programs, 2, channels, dtype=dtype)
             shift = p.new_empty(channels, dtype=dtype)
             _point_statistics[(programs * blocks,)](
-                p, partial, shift, n, channels, half, p.stride(1), programs, EPS=eps, **tile
+                p, partial, shift, n, channels, p.stride(1), programs, EPS=eps, **tile
             )
-            mean, var = _moments(partial, shift, running_mean, running_var, momentum, n)
-        out = p.new_empty(n, 3, half)
-        shared = q.shape[2] == 1 and half > 1
+            mean, var = _moments(partial, shift, running_mean, running_var, momentum, n).unbind()
+        out = p.new_empty(n, 3, width)
+        shared = q.shape[2] == 1 and width > 1
         constants = {"SHARED": shared, "EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
         _point_output[(triton.cdiv(n, POINT_ROWS) * blocks,)](
-            p, q, out, mean, var, weight, bias, n, channels, half, p.stride(1), q.stride(1),
+            p, q, out, mean, var, weight, bias, n, channels, p.stride(1), q.stride(1),
             **constants,
         )  # fmt: skip
         ctx.save_for_backward(*saved, mean, var)
@@ -632,9 +634,9 @@ class _NormAct(torch.autograd.Function):
         if q is None:
             p, q = p.chunk(2, dim=2)
             dp, dq = dp.chunk(2, dim=2)
-        (n, _, half), channels = p.shape, len(weight)
+        (n, _, width), channels = p.shape, len(weight)
         dtype, _ = _real(p)
-        blocks = triton.cdiv(half, CHANNELS)
+        blocks = triton.cdiv(width, CHANNELS)
         if ctx.constants["SHARED"]:
             dq = p.new_empty(blocks, n, 3, dtype=dtype)
         elif dq is None:
@@ -643,14 +645,14 @@ class _NormAct(torch.autograd.Function):
         partial = p.new_empty(programs, 2, channels, dtype=dtype)
         rows = (p.stride(1), q.stride(1), grad.stride(1))
         _point_reductions[(programs * blocks,)](
-            p, q, grad, partial, mean, var, weight, bias, n, channels, half, *rows, programs,
+            p, q, grad, partial, mean, var, weight, bias, n, channels, *rows, programs,
             **ctx.constants,
         )  # fmt: skip
         sums = partial.sum(0)
-        dbeta, dgamma = sums.to(weight.dtype)
+        dbeta, dgamma = sums.to(weight.dtype).unbind()
         _point_gradients[(triton.cdiv(n, POINT_ROWS) * blocks,)](
             p, q, grad, sums, dp, dq, mean, var, weight, bias,
-            n, channels, half, *rows, dp.stride(1), dq.stride(1),
+            n, channels, *rows, dp.stride(1), dq.stride(1),
             TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
         if ctx.constants["SHARED"]:

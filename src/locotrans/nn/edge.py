@@ -18,8 +18,8 @@ def edge_linear(
 ) -> Shaped[Tensor, "..."]:
     """Apply a linear layer to the edges [x_j - x_r, x_r], without building them.
 
-    ``W [x_j - x_r; x_r] = W1 x_j + (W2 - W1) x_r``: two products per *point*, k times fewer than one
-    per edge; a gather and an add remain.
+    ``W [x_j - x_r; x_r] = W1 x_j + (W2 - W1) x_r``: two products per *point*, k times fewer than
+    one per edge; a gather and an add remain.
 
     Args:
         x: scalar features (b, n, c) or vector features (b, n, 3, c).

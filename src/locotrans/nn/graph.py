@@ -1,5 +1,6 @@
 """Neighbourhood graphs of points and of features, by the kernel where there is one."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -27,3 +28,10 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
     x = x.detach().float()
     x = x - x.mean(-2, keepdim=True)
     return nearest(x, x.square().sum(-1).amax(-1), k, coordinates=False)
+
+
+def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
+    """Return the neighbours of all m = b n points as rows of the whole batch, for the kernels."""
+    b, n, _ = neighbors.shape
+    offset = n * torch.arange(b, device=neighbors.device)
+    return (neighbors + offset[:, None, None]).flatten(0, 1).int()

@@ -1,16 +1,19 @@
 r"""Vector neurons: layers whose channels are vectors, so that h(R p) = R h(p) (Eq. 2).
 
-Vector features are ``(*batch, 3, c)``. A linear layer without bias acts on the channels and commutes
-with a rotation, which acts on the axis of size 3; so `torch.nn.Linear(c, d, bias=False)` *is* the
+Vector features are ``(*batch, 3, c)``. A linear layer without bias acts on the channels and
+commutes with a rotation, which acts on the axis of size 3; so `nn.Linear(c, d, bias=False)` *is* the
 vector-neuron linear layer.
 """
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from locotrans.geometry.vectors import safe_length
+from locotrans.kernels import use_kernels
 from locotrans.nn.edge import SLOPE, edge_linear
+from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
 EPS = 1e-6
@@ -21,8 +24,8 @@ def vn_leaky_relu(
 ) -> Float[Tensor, "*batch 3 c"]:
     r"""Shrink what points against a learned direction: the leaky ReLU of vectors.
 
-    ``v - (1 - slope) min(0, <v, q>) q / (|q|^2 + eps)``: a vector in the half-space of its direction
-    q passes; of any other, the part along q keeps the slope only.
+    ``v - (1 - slope) min(0, <v, q>) q / (|q|^2 + eps)``: a vector in the half-space of its
+    direction q passes; of any other, the part along q keeps the slope only.
 
     Args:
         v: the vectors.
@@ -70,7 +73,14 @@ class VNLayer(nn.Module):
 
     def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:
         """Map the vectors of every point."""
+        if use_kernels(v):
+            return self._fused(v)
         return vn_leaky_relu(self.norm(self.linear(v)), self.direction(v))
+
+    def _fused(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:
+        from locotrans.kernels.vn import vn_norm_act
+
+        return vn_norm_act(self.linear(v), self.direction(v), *self.norm.norm.statistics())
 
 
 class VNEdgeConv(nn.Module):
@@ -89,10 +99,23 @@ class VNEdgeConv(nn.Module):
         self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
     ) -> Float[Tensor, "b n 3 d"]:
         """Convolve vectors over the given neighbourhoods."""
+        if use_kernels(v):
+            return self._fused(v, neighbors)
         # one product and one gather serve the vectors and their directions
         weight = torch.cat([self.linear.weight, self.direction.weight])
         p, q = edge_linear(v, neighbors, weight).chunk(2, dim=-1)  # (b, n, k, 3, d) each
         return vn_leaky_relu(self.norm(p), q).mean(dim=2)
+
+    def _fused(
+        self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
+    ) -> Float[Tensor, "b n 3 d"]:
+        from locotrans.kernels.vn import vn_edge_conv
+
+        w1, w2 = torch.cat([self.linear.weight, self.direction.weight]).chunk(2, dim=-1)
+        u = F.linear(v, w1).flatten(0, 1)
+        w = F.linear(v, w2 - w1).flatten(0, 1)
+        out = vn_edge_conv(u, w, global_index(neighbors), *self.norm.norm.statistics())
+        return out.unflatten(0, v.shape[:2])
 
 
 class VNProjection(nn.Module):
@@ -112,8 +135,8 @@ class VNProjection(nn.Module):
 class VNInvariants(nn.Module):
     """Invariant features: inner products of all vectors with three learned ones.
 
-    With ``Z = (z_1, z_2, z_3)`` a 3 x 3 matrix of equivariant vectors of the point, ``Z^T v`` does not
-    change when both turn: ``(R Z)^T (R v) = Z^T v``.
+    With ``Z = (z_1, z_2, z_3)`` a 3 x 3 matrix of equivariant vectors of the point, ``Z^T v`` does
+    not change when both turn: ``(R Z)^T (R v) = Z^T v``.
 
     Symmetry: invariant under O(3).
     """

@@ -5,6 +5,7 @@ A field's docstring is its help text on the command line.
 
 import dataclasses
 import json
+import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -102,12 +103,8 @@ def _require(config: TrainConfig, name: str, least: int) -> None:
 def read_config(path: Path) -> TrainConfig:
     """Read a config file, JSON or TOML; keys that it leaves out keep their defaults."""
     try:
-        if path.suffix == ".toml":
-            import tomllib
-
-            values = tomllib.loads(path.read_text())
-        else:
-            values = json.loads(path.read_text())
+        parse = tomllib.loads if path.suffix == ".toml" else json.loads
+        values = parse(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is not a readable config file: {error}") from None
     if not isinstance(values, dict):

@@ -1,0 +1,334 @@
+r"""Forward kernels of the relative-pose edge convolution; `locotrans.kernels.rpr` has the formulas.
+
+Common to all kernels here and in `rpr_backward`:
+
+- Widths are padded to powers of two (at least 16, for ``tl.dot``) with zeros that stay zero, so that
+  only rows need masks. A name ending in P is a padded width.
+- A batch norm is a table of four rows, (4, CP): scale, shift, mean, 1 / deviation. Then
+  ``bn(x) = scale x + shift`` and ``xhat = (x - mean) rstd``.
+- Statistics are sums of ``x - center`` and of its square, with the running mean as ``center``, which
+  keeps the variance from cancelling; each program writes its own row of ``sums`` (programs, 2, CP).
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+@no_type_check
+def operand(x, PRECISION: tl.constexpr):
+    """Convert to what a product multiplies: bfloat16, or float32."""
+    if PRECISION == "bf16":
+        return x.to(tl.bfloat16)
+    elif PRECISION == "bf16_rounded":
+        return x.to(tl.bfloat16).to(tl.float32)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def dot(a, b, PRECISION: tl.constexpr):
+    """Multiply matrices with a float32 accumulator.
+
+    "bf16_rounded" rounds the factors to bfloat16 but multiplies in float32: Triton's interpreter
+    has no bfloat16 product.
+    """
+    if PRECISION == "bf16":
+        return tl.dot(operand(a, PRECISION), operand(b, PRECISION))
+    elif PRECISION == "bf16_rounded":
+        return tl.dot(operand(a, PRECISION), operand(b, PRECISION), input_precision="ieee")
+    else:
+        return tl.dot(operand(a, PRECISION), operand(b, PRECISION), input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def load_matrix(
+    pointer, rows, cols, row_stride, col_stride, ROWS: tl.constexpr, COLS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Load a block of a (ROWS, COLS) matrix as a factor, zero beyond its edges."""
+    mask = (rows[:, None] < ROWS) & (cols[None, :] < COLS)
+    at = pointer + rows[:, None] * row_stride + cols[None, :] * col_stride
+    return operand(tl.load(at, mask=mask, other=0.0), PRECISION)
+
+
+@triton.jit
+@no_type_check
+def load_vector(pointer, cols, COLS: tl.constexpr):
+    """Load one number a channel as a row (1, c), zero beyond COLS."""
+    return tl.load(pointer + cols, mask=cols < COLS, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+@no_type_check
+def load_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside):
+    """Load some columns of some rows of an (n, WIDTH) tensor in float32, zero where outside."""
+    at = pointer + rows[:, None] * WIDTH + cols[None, :]
+    return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
+def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
+    """Store some columns of some rows of an (n, WIDTH) tensor in its own type."""
+    at = pointer + rows[:, None] * WIDTH + cols[None, :]
+    tl.store(at, x.to(pointer.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+@no_type_check
+def store_sums(pointer, program, cols, WIDTH: tl.constexpr, s1, s2):
+    """Store two tiles of partial sums, summed over their rows, as row ``program``."""
+    at = pointer + program * (2 * WIDTH) + cols
+    tl.store(at, tl.sum(s1, axis=0))
+    tl.store(at + WIDTH, tl.sum(s2, axis=0))
+
+
+@triton.jit
+@no_type_check
+def load_frame(pointer, r, inside, I: tl.constexpr, A: tl.constexpr):
+    """Load entry (I, A) of the frame of every point, as a column (points, 1)."""
+    return tl.load(pointer + r * 9 + (I * 3 + A), mask=inside, other=0.0).to(tl.float32)[:, None]
+
+
+@triton.jit
+@no_type_check
+def pose_kernel(
+    v_ptr,  # (n, 3, CVP)
+    reference_ptr,  # (m, 3, CVP): the vectors of the reference points
+    frames_ptr,  # (m, 3, 3)
+    index_ptr,  # (m, k)
+    weight_ptr,  # (H, 3 CV)
+    bias_ptr,  # (H)
+    center_ptr,  # (H)
+    out_ptr,  # (m k, HP)
+    sums_ptr,  # (programs, 2, HP)
+    points,
+    k,
+    CV: tl.constexpr,
+    H: tl.constexpr,
+    CVP: tl.constexpr,
+    HP: tl.constexpr,
+    ROWS: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """h1 = sum over axes a of K_a F_a, plus bias, with F_a = sum over i of U[i, a] (v_j - v_r)[i].
+
+    A program owns ROWS points and walks through their neighbours.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    r = program * ROWS + tl.arange(0, ROWS)
+    inside = r < points
+    c = tl.arange(0, CVP)
+    h = tl.arange(0, HP)
+    w0 = load_matrix(weight_ptr, c, h, 1, 3 * CV, CV, H, PRECISION)  # (CVP, HP)
+    w1 = load_matrix(weight_ptr + CV, c, h, 1, 3 * CV, CV, H, PRECISION)
+    w2 = load_matrix(weight_ptr + 2 * CV, c, h, 1, 3 * CV, CV, H, PRECISION)
+    bias = load_vector(bias_ptr, h, H)
+    center = load_vector(center_ptr, h, H)
+    u00 = load_frame(frames_ptr, r, inside, 0, 0)
+    u01 = load_frame(frames_ptr, r, inside, 0, 1)
+    u02 = load_frame(frames_ptr, r, inside, 0, 2)
+    u10 = load_frame(frames_ptr, r, inside, 1, 0)
+    u11 = load_frame(frames_ptr, r, inside, 1, 1)
+    u12 = load_frame(frames_ptr, r, inside, 1, 2)
+    u20 = load_frame(frames_ptr, r, inside, 2, 0)
+    u21 = load_frame(frames_ptr, r, inside, 2, 1)
+    u22 = load_frame(frames_ptr, r, inside, 2, 2)
+    p0 = load_rows(reference_ptr, r, c, 3 * CVP, inside)
+    p1 = load_rows(reference_ptr + CVP, r, c, 3 * CVP, inside)
+    p2 = load_rows(reference_ptr + 2 * CVP, r, c, 3 * CVP, inside)
+    s1 = tl.zeros((ROWS, HP), tl.float32)
+    s2 = tl.zeros((ROWS, HP), tl.float32)
+    for n in range(k):
+        j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
+        x0 = load_rows(v_ptr, j, c, 3 * CVP, inside) - p0
+        x1 = load_rows(v_ptr + CVP, j, c, 3 * CVP, inside) - p1
+        x2 = load_rows(v_ptr + 2 * CVP, j, c, 3 * CVP, inside) - p2
+        out = dot(u00 * x0 + u10 * x1 + u20 * x2, w0, PRECISION)
+        out += dot(u01 * x0 + u11 * x1 + u21 * x2, w1, PRECISION)
+        out += dot(u02 * x0 + u12 * x1 + u22 * x2, w2, PRECISION)
+        out += bias
+        store_rows(out_ptr, r * k + n, h, HP, inside, out)
+        if STATISTICS:
+            x = tl.where(inside[:, None], out - center, 0.0)
+            s1 += x
+            s2 += x * x
+    if STATISTICS:
+        store_sums(sums_ptr, program, h, HP, s1, s2)
+
+
+@triton.jit
+@no_type_check
+def linear_kernel(
+    x_ptr,  # (edges, CIP), before its batch norm
+    norm_ptr,  # (4, CIP)
+    weight_ptr,  # (CO, CI)
+    bias_ptr,  # (CO)
+    factor_ptr,  # (n, COP), if MULTIPLY
+    index_ptr,  # (edges), if MULTIPLY
+    center_ptr,  # (CO)
+    out_ptr,  # (edges, COP)
+    sums_ptr,  # (programs, 2, COP)
+    edges,
+    tiles,  # of a program
+    CI: tl.constexpr,
+    CO: tl.constexpr,
+    CIP: tl.constexpr,
+    COP: tl.constexpr,
+    ROWS: tl.constexpr,
+    MULTIPLY: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """y = W relu(bn(x)) + bias, times the factor of the neighbour j if MULTIPLY."""
+    program = tl.program_id(0).to(tl.int64)
+    ci = tl.arange(0, CIP)
+    co = tl.arange(0, COP)
+    w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COP)
+    bias = load_vector(bias_ptr, co, CO)
+    center = load_vector(center_ptr, co, CO)
+    scale = load_vector(norm_ptr, ci, CIP)
+    shift = load_vector(norm_ptr + CIP, ci, CIP)
+    s1 = tl.zeros((ROWS, COP), tl.float32)
+    s2 = tl.zeros((ROWS, COP), tl.float32)
+    for t in range(tiles):
+        rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
+        inside = rows < edges
+        x = load_rows(x_ptr, rows, ci, CIP, inside)
+        y = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION) + bias
+        if MULTIPLY:
+            j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
+            y *= load_rows(factor_ptr, j, co, COP, inside)
+        store_rows(out_ptr, rows, co, COP, inside, y)
+        if STATISTICS:
+            y = tl.where(inside[:, None], y - center, 0.0)
+            s1 += y
+            s2 += y * y
+    if STATISTICS:
+        store_sums(sums_ptr, program, co, COP, s1, s2)
+
+
+@triton.jit
+@no_type_check
+def max_kernel(
+    x_ptr,  # (m k, CP), before its batch norm
+    norm_ptr,  # (4, CP)
+    weight_ptr,  # (D, C), its rows `stride` apart
+    z_ptr,  # (m, DP)
+    gamma_ptr,  # (D)
+    center_ptr,  # (D)
+    best_ptr,  # (m, DP)
+    arg_ptr,  # (m, DP) int8, if SAVE
+    total_ptr,  # (m, DP), if SAVE
+    sums_ptr,  # (programs, 2, DP)
+    points,
+    k,
+    stride,
+    C: tl.constexpr,
+    D: tl.constexpr,
+    CP: tl.constexpr,
+    DP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    SAVE: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """e = W1 relu(bn(x)) + z_r; its extreme over the neighbours, where that is, and its sum.
+
+    Batch norm is monotone in every channel, rising or falling with the sign of gamma: the maximum
+    of bn(e) is at the largest or at the smallest e. The first neighbour wins a tie, and wins if
+    gamma is 0. Programs that share points are neighbours in the grid, so x comes from the cache.
+    """
+    program = tl.program_id(1).to(tl.int64)
+    r = program * ROWS + tl.arange(0, ROWS)
+    inside = r < points
+    c = tl.arange(0, CP)
+    d = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    w = load_matrix(weight_ptr, c, d, 1, stride, C, D, PRECISION)  # (CP, COLS)
+    scale = load_vector(norm_ptr, c, CP)
+    shift = load_vector(norm_ptr + CP, c, CP)
+    gamma = load_vector(gamma_ptr, d, D)
+    center = load_vector(center_ptr, d, D)
+    sign = (gamma > 0).to(tl.float32) - (gamma < 0).to(tl.float32)
+    z = load_rows(z_ptr, r, d, DP, inside)
+    best = tl.zeros((ROWS, COLS), tl.float32)
+    arg = tl.zeros((ROWS, COLS), tl.int32)
+    total = tl.zeros((ROWS, COLS), tl.float32)
+    squares = tl.zeros((ROWS, COLS), tl.float32)
+    for n in range(k):
+        x = load_rows(x_ptr, r * k + n, c, CP, inside)
+        e = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION) + z
+        better = ((e - best) * sign > 0) | (n == 0)
+        best = tl.where(better, e, best)
+        arg = tl.where(better, n, arg)
+        total += e
+        if STATISTICS:
+            squares += (e - center) * (e - center)
+    store_rows(best_ptr, r, d, DP, inside, best)
+    if SAVE:
+        store_rows(arg_ptr, r, d, DP, inside, arg)
+        store_rows(total_ptr, r, d, DP, inside, total)
+    if STATISTICS:
+        s1 = tl.where(inside[:, None], total - k * center, 0.0)
+        store_sums(sums_ptr, program, d, DP, s1, tl.where(inside[:, None], squares, 0.0))
+
+
+@triton.jit
+@no_type_check
+def norm_kernel(
+    sums_ptr,  # (programs, 2, CP), if TRAINING
+    gamma_ptr,
+    beta_ptr,
+    mean_ptr,  # running statistics, updated in place if TRAINING
+    var_ptr,
+    tracked_ptr,
+    out_ptr,  # (4, CP): scale, shift, mean, 1 / deviation
+    programs,
+    count,  # a float: of the edges
+    eps,
+    momentum,
+    C: tl.constexpr,
+    CP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    TRAINING: tl.constexpr,
+):
+    """Make the table of a batch norm, of the batch if TRAINING, of the running statistics if not."""
+    cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    real = cols < C
+    gamma = tl.load(gamma_ptr + cols, mask=real, other=0.0)
+    beta = tl.load(beta_ptr + cols, mask=real, other=0.0)
+    mean = tl.load(mean_ptr + cols, mask=real, other=0.0)
+    var = tl.load(var_ptr + cols, mask=real, other=1.0)
+    if TRAINING:
+        s1 = tl.zeros((ROWS, COLS), tl.float64)
+        s2 = tl.zeros((ROWS, COLS), tl.float64)
+        for first in range(0, programs, ROWS):
+            rows = first + tl.arange(0, ROWS)
+            at = sums_ptr + rows[:, None] * (2 * CP) + cols[None, :]
+            inside = (rows < programs)[:, None]
+            s1 += tl.load(at, mask=inside, other=0.0).to(tl.float64)
+            s2 += tl.load(at + CP, mask=inside, other=0.0).to(tl.float64)
+        offset = tl.sum(s1, axis=0) / count
+        batch_var = (tl.sum(s2, axis=0) / count - offset * offset).to(tl.float32)
+        batch_var = tl.maximum(batch_var, 0.0)
+        batch_mean = mean + offset.to(tl.float32)
+        unbiased = batch_var * (count / (count - 1))
+        tl.store(mean_ptr + cols, mean + momentum * (batch_mean - mean), mask=real)
+        tl.store(var_ptr + cols, var + momentum * (unbiased - var), mask=real)
+        if tl.program_id(0) == 0:
+            tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+        mean = batch_mean
+        var = batch_var
+    rstd = 1 / tl.sqrt(var + eps)
+    tl.store(out_ptr + cols, gamma * rstd)
+    tl.store(out_ptr + CP + cols, beta - mean * gamma * rstd)
+    tl.store(out_ptr + 2 * CP + cols, mean)
+    tl.store(out_ptr + 3 * CP + cols, rstd)

@@ -1,0 +1,250 @@
+"""The fused vector-neuron layers against `locotrans.nn.vn` in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from locotrans.kernels import vn as kernel
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def norm_arguments(norm):
+    """What the kernels take of a `VNBatchNorm`, after the tensors that they transform."""
+    norm = norm.norm
+    return (
+        norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.training, norm.momentum,
+    )  # fmt: skip
+
+
+def fused_edge_conv(layer, v, neighbors):
+    """VNEdgeConv by the kernel."""
+    b, n, k = neighbors.shape
+    offset = n * torch.arange(b, device=v.device)[:, None, None]
+    index = (neighbors + offset).reshape(b * n, k).int()
+    w1, w2 = torch.cat([layer.linear.weight, layer.direction.weight]).chunk(2, dim=1)
+    u, w = F.linear(v, w1).flatten(0, 1), F.linear(v, w2 - w1).flatten(0, 1)
+    return kernel.vn_edge_conv(u, w, index, *norm_arguments(layer.norm)).reshape(b, n, 3, -1)
+
+
+def fused_layer(layer, v):
+    """VNLayer by the kernel."""
+    return kernel.vn_norm_act(layer.linear(v), layer.direction(v), *norm_arguments(layer.norm))
+
+
+def fused_layer_packed(layer, v):
+    """VNLayer by the kernel, with one product for the vectors and their directions."""
+    weight = torch.cat([layer.linear.weight, layer.direction.weight])
+    return kernel.vn_norm_act(F.linear(v, weight), None, *norm_arguments(layer.norm))
+
+
+def used(layer, training=True):
+    """Give a layer parameters and running statistics that are not the initial ones."""
+    norm = layer.norm.norm
+    nn.init.uniform_(norm.bias, -1, 1)
+    for x in (norm.weight.data, norm.running_mean, norm.running_var):
+        x.uniform_(0.5, 1.5)
+    return layer.train(training)
+
+
+def outcome(function, layer, *arguments):
+    """Run a layer; return the output, the new running statistics and all gradients."""
+    v = arguments[0].clone().requires_grad_()
+    out = function(layer, v, *arguments[1:])
+    generator = torch.Generator().manual_seed(1)
+    cotangent = torch.randn(out.shape, generator=generator).to(out)
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(out, [v, *parameters], cotangent)
+    named = dict(zip(["v", *names], gradients, strict=True))
+    return {"out": out, **named, **dict(layer.named_buffers())}
+
+
+def assert_same(actual, expected, tolerance):
+    error = (actual.detach().cpu().double() - expected.detach()).abs().max()
+    assert error <= tolerance * expected.abs().max().clamp_min(1e-6)
+
+
+def compare(layer, function, *arguments, device, dtype=torch.float32, tolerance=1e-4):
+    """Compare a kernel with the layer itself in float64."""
+    arguments = [x.to(dtype) if x.is_floating_point() else x for x in arguments]
+    double = [x.double() if x.is_floating_point() else x for x in arguments]
+    reference = copy.deepcopy(layer).double()
+    plain = outcome(lambda f, *x: f(*x), reference, *double)
+    fused = outcome(function, layer.to(device, dtype), *(x.to(device) for x in arguments))
+    for name, expected in plain.items():
+        if not name.endswith("num_batches_tracked"):  # the caller's
+            assert_same(fused[name], expected, tolerance)
+
+
+def cloud(b, n, k, c, generator):
+    v = torch.randn(b, n, 3, c, generator=generator)
+    return v, torch.randint(n, (b, n, k), generator=generator)
+
+
+TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+SIZES = [(2, 9, 3, 5, 21), (1, 9, 2, 3, 42), (1, 3, 64, 2, 7), (1, 17, 1, 2, 33), (2, 1, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(("b", "n", "k", "c", "d"), SIZES)
+def test_edge_conv(b, n, k, c, d, device, generator):
+    layer = used(VNEdgeConv(c, d))
+    compare(layer, fused_edge_conv, *cloud(b, n, k, c, generator), device=device)
+
+
+@pytest.mark.parametrize(("b", "n", "k", "c", "d"), [(2, 9, 3, 5, 21), (1, 1, 1, 2, 3)])
+def test_edge_conv_in_evaluation(b, n, k, c, d, device, generator):
+    layer = used(VNEdgeConv(c, d), training=False)
+    compare(layer, fused_edge_conv, *cloud(b, n, k, c, generator), device=device)
+
+
+@TRAINING
+def test_edge_conv_in_float64(training, device, generator):
+    layer = used(VNEdgeConv(3, 5), training)
+    v, neighbors = cloud(1, 11, 3, 3, generator)
+    compare(
+        layer, fused_edge_conv, v, neighbors, device=device, dtype=torch.float64, tolerance=1e-7
+    )
+
+
+def test_edge_conv_of_duplicated_points(device, generator):
+    v, neighbors = cloud(1, 10, 4, 3, generator)
+    compare(
+        used(VNEdgeConv(3, 5)),
+        fused_edge_conv,
+        v[:, torch.arange(10) % 3],
+        neighbors,
+        device=device,
+    )
+    v = v[:, :1].expand(1, 10, 3, 3)  # all the same: no variance at all
+    compare(used(VNEdgeConv(3, 5)), fused_edge_conv, v, neighbors, device=device)
+
+
+@pytest.mark.parametrize("zero", ["points", "vectors", "directions"])
+def test_edge_conv_at_zero_vectors(zero, device, generator):
+    layer = used(VNEdgeConv(3, 5))
+    v, neighbors = cloud(1, 9, 2, 3, generator)
+    if zero == "points":
+        v[:, ::2] = 0
+    else:  # <p, q> = 0, the corner of the leaky ReLU, on every edge
+        (layer.linear if zero == "vectors" else layer.direction).weight.data[0] = 0
+    compare(layer, fused_edge_conv, v, neighbors, device=device)
+
+
+def test_programs_share_the_tiles(device, generator, monkeypatch):
+    monkeypatch.setattr(kernel, "PROGRAMS", 2)
+    v, neighbors = cloud(1, 25, 1, 2, generator)
+    compare(used(VNEdgeConv(2, 5)), fused_edge_conv, v, neighbors, device=device)
+    compare(used(VNLayer(2, 5)), fused_layer, v, device=device)
+
+
+@TRAINING
+@pytest.mark.parametrize("function", [fused_layer, fused_layer_packed])
+@pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (9, 3, 70), (2, 1, 1)])
+def test_layer(n, c, d, function, training, device, generator):
+    v = torch.randn(1, n, 3, c, generator=generator)
+    compare(used(VNLayer(c, d), training), function, v, device=device)
+
+
+@TRAINING
+@pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (9, 3, 70)])
+def test_layer_with_a_shared_direction(n, c, d, training, device, generator):
+    v = torch.randn(n, 3, c, generator=generator)
+    layer = used(VNLayer(c, d, shared_direction=True), training)
+    compare(layer, fused_layer, v, device=device)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_layer_in_float64(shared, device, generator):
+    v = torch.randn(7, 3, 2, generator=generator)
+    layer = used(VNLayer(2, 5, shared_direction=shared))
+    compare(layer, fused_layer, v, device=device, dtype=torch.float64, tolerance=1e-7)
+
+
+def plain_edges(u, w, index, norm):
+    """What `vn_edge_conv` does to its arguments."""
+    p, q = (u[index] + w[:, None]).chunk(2, dim=-1)
+    return vn_leaky_relu(norm(p), q).mean(1)
+
+
+def edges(n, k, d, generator):
+    u, w = torch.randn(2, n, 3, 2 * d, generator=generator)
+    return u, w, torch.randint(n, (n, k), generator=generator)
+
+
+def test_bfloat16_is_storage_only(device, generator):
+    u, w, index = edges(12, 4, 5, generator)
+    norm = VNBatchNorm(5).to(device)
+    plain = [x.bfloat16().double().requires_grad_() for x in (u, w)]
+    expected = plain_edges(*plain, index, copy.deepcopy(norm).cpu().double())
+    fused = [x.bfloat16().to(device).requires_grad_() for x in (u, w)]
+    out = kernel.vn_edge_conv(*fused, index.int().to(device), *norm_arguments(norm))
+    assert out.dtype == torch.bfloat16
+    assert_same(out, expected, 0.01)
+    cotangent = torch.randn(out.shape, generator=generator).bfloat16()
+    gradients = torch.autograd.grad(out, fused, cotangent.to(device))
+    for a, b in zip(
+        gradients, torch.autograd.grad(expected, plain, cotangent.double()), strict=True
+    ):
+        assert a.dtype == torch.bfloat16
+        assert_same(a, b, 0.01)
+
+
+def test_padding_stays_zero(device, generator):
+    d, width = 5, 8
+    u, w, index = edges(9, 3, d, generator)
+    norm = VNBatchNorm(d)
+    plain = [x.double().requires_grad_() for x in (u, w)]
+    expected = plain_edges(*plain, index, copy.deepcopy(norm).double())
+    padded = [
+        F.pad(x.unflatten(2, (2, d)), (0, width - d)).flatten(2).to(device).requires_grad_()
+        for x in (u, w)
+    ]
+    out = kernel.vn_edge_conv(*padded, index.int().to(device), *norm_arguments(norm.to(device)))
+    assert out.shape == (9, 3, width)
+    assert_same(out, F.pad(expected, (0, width - d)), 1e-4)
+    assert not out[..., d:].any()
+    gradients = torch.autograd.grad(out.square().sum(), padded)
+    for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), plain), strict=True):
+        halves = a.unflatten(2, (2, width))
+        assert_same(halves[..., :d].flatten(2), b, 1e-4)
+        assert not halves[..., d:].any()
+
+
+def test_one_edge_has_no_variance(device, generator):
+    u, w, index = (x.to(device) for x in edges(1, 1, 3, generator))
+    with pytest.raises(ValueError, match="more than one"):
+        kernel.vn_edge_conv(u, w, index, *norm_arguments(VNBatchNorm(3).to(device)))
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_can_hold_them(generator):
+    u, w, index = (x.cuda() for x in edges(100, 20, 21, generator))
+    norm = VNBatchNorm(21).cuda()
+    u.requires_grad_()
+
+    def step():
+        out = kernel.vn_edge_conv(u, w, index, *norm_arguments(norm))
+        out = kernel.vn_norm_act(out, out[..., :1], *norm_arguments(norm))
+        return torch.autograd.grad(out.square().sum(), [u, norm.norm.weight])
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    u.data.mul_(-2)
+    graph.replay()
+    for a, b in zip(captured, step(), strict=True):
+        assert_same(a, b.cpu().double(), 1e-4)
