@@ -20,7 +20,7 @@ COMMANDS = [
 def test_the_two_commands_are_all_the_set_up():
     assert "pip install -c constraints.txt -e . && locotrans demo" in COMMANDS
     assert 'pip install -c constraints.txt -e ".[dev]" && pytest' in COMMANDS
-    assert 'grep -m 1 \'&& pytest$\' README.md' in (ROOT / ".ci" / "run").read_text()
+    assert "grep -m 1 '&& pytest$' README.md" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_python_examples_run():

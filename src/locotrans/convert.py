@@ -120,7 +120,12 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
     for name, tensor in state_dict.items():
         target = our_name(name)
         if target is not None:
-            ours[target] = _our_layout(target, torch.as_tensor(tensor))
+            try:
+                ours[target] = _our_layout(target, torch.as_tensor(tensor))
+            except (TypeError, RuntimeError, IndexError) as error:
+                raise ValueError(
+                    f"{name!r} is of the wrong shape or not a tensor: {error}"
+                ) from None
     logits = ours.get("invariant_head.logits.weight")
     if logits is None:
         raise ValueError("the state dict has no 'linear3.weight': it is not a LocoTrans network")

@@ -121,7 +121,7 @@ def test_rotating_a_grid_changes_no_neighbourhood(k, dtype, monkeypatch):
 
 
 def test_off_centre_cloud_by_differences():
-    points = draw(500, 3, dtype=torch.float32) + 50
+    points = 0.3 * draw(1000, 3, dtype=torch.float32) + 50
 
     def gram(x, k):
         squares = x.square().sum(-1)
@@ -133,10 +133,10 @@ def test_off_centre_cloud_by_differences():
         return (sets(index) != truth).any(-1).float().mean().item()
 
     assert share_wrong(knn(points, 20)) < 0.01  # near ties, by the tie rule
-    assert share_wrong(gram(points, 20)) > 0.03
+    assert share_wrong(gram(points, 20)) > 0.1
     assert share_wrong(knn_features(points, 20)) < 0.01  # centres first
-    assert share_changed(points, 20, knn) < 0.02
-    assert share_changed(points, 20, gram) > 0.05
+    assert share_changed(points, 20, knn) < 0.01
+    assert share_changed(points, 20, gram) > 0.1
 
 
 @settings(max_examples=15, deadline=None)

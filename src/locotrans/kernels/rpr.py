@@ -104,14 +104,13 @@ def rpr_conv(
     parameters = [weight, layers.norm.weight, layers.norm.bias]
     for linear, norm in layers.stages():
         parameters += [linear.weight, linear.bias, norm.weight, norm.bias]
-    reference = v if v_reference is None else v_reference
-    inputs = (x_basis, z, v, reference, *parameters)
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    inputs = (x_basis, z, v, v_reference, *parameters)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     plan = Plan(layers, training, store, precision, index.shape[0], index.shape[1], save)
     with torch.cuda.device_of(x_basis):
         if not save:
-            return run_forward(plan, x_basis, z, v, reference, frames, index, weight)[0]
-        return _RPRConv.apply(plan, x_basis, z, v, reference, frames, index, *parameters)
+            return run_forward(plan, x_basis, z, v, v_reference, frames, index, weight)[0]
+        return _RPRConv.apply(plan, x_basis, z, v, v_reference, frames, index, *parameters)
 
 
 class _RPRConv(torch.autograd.Function):
@@ -122,20 +121,31 @@ class _RPRConv(torch.autograd.Function):
         x_basis: Tensor,
         z: Tensor,
         v: Tensor,
-        reference: Tensor,
+        v_reference: Tensor | None,
         frames: Tensor,
         index: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        out, saved = run_forward(plan, x_basis, z, v, reference, frames, index, parameters[0])
+        points = (x_basis, z, v, v_reference)
+        out, saved = run_forward(plan, *points, frames, index, parameters[0])
         assert saved is not None
         ctx.plan = plan
-        ctx.shapes = x_basis.shape, z.shape, v.shape
-        ctx.dtypes = x_basis.dtype, z.dtype, v.dtype, reference.dtype
-        ctx.save_for_backward(*saved.tensors, *saved.edges, *saved.norms, *parameters)
+        ctx.inputs = [None if x is None else (x.shape[-1], x.dtype) for x in points]
+        ctx.save_for_backward(*saved[:9], *saved.edges, *saved.norms, *parameters)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        ...
+        tensors = ctx.saved_tensors
+        norms = 9 + len(ctx.plan.layers.stages())  # where they begin: there is one more of them
+        parameters = 2 * norms - 8
+        saved = Saved(*tensors[:9], edges=tensors[9:norms], norms=tensors[norms:parameters])
+        vectors = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        with torch.cuda.device_of(grad):
+            points, weights = run_backward(ctx.plan, saved, tensors[parameters:], grad, vectors)
+        unpadded = [
+            None if x is None or like is None else x[..., : like[0]].to(like[1])
+            for x, like in zip(points, ctx.inputs, strict=True)
+        ]
+        return None, *unpadded, None, None, *weights

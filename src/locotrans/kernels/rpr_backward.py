@@ -286,7 +286,7 @@ def pose_backward_kernel(
     index_ptr,  # (m, k)
     weight_ptr,  # (H, 3 CV)
     dv_ptr,  # (n, 3, CVP) float32 zeros, if VECTORS
-    dreference_ptr,  # (m, 3, CVP), if VECTORS
+    dreference_ptr,  # (m, 3, CVP) float32 zeros, or dv if m is n, if VECTORS
     dweight_ptr,  # (programs, 3, HP, CVP)
     points,
     k,
@@ -355,7 +355,7 @@ def pose_backward_kernel(
         f0 = dot(total, w0, PRECISION)
         f1 = dot(total, w1, PRECISION)
         f2 = dot(total, w2, PRECISION)
-        width: tl.constexpr = 3 * CVP
-        store_rows(dreference_ptr, r, c, width, inside, -(u00 * f0 + u01 * f1 + u02 * f2))
-        store_rows(dreference_ptr + CVP, r, c, width, inside, -(u10 * f0 + u11 * f1 + u12 * f2))
-        store_rows(dreference_ptr + 2 * CVP, r, c, width, inside, -(u20 * f0 + u21 * f1 + u22 * f2))
+        at = dreference_ptr + r[:, None] * (3 * CVP) + c[None, :]
+        tl.atomic_add(at, -(u00 * f0 + u01 * f1 + u02 * f2), mask=wanted, sem="relaxed")
+        tl.atomic_add(at + CVP, -(u10 * f0 + u11 * f1 + u12 * f2), mask=wanted, sem="relaxed")
+        tl.atomic_add(at + 2 * CVP, -(u20 * f0 + u21 * f1 + u22 * f2), mask=wanted, sem="relaxed")

@@ -1,5 +1,6 @@
 """Launches of the kernels of the relative-pose edge convolution; see `locotrans.kernels.rpr`."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ class Plan(NamedTuple):
     def tiles(self, programs: int) -> tuple[int, int]:
         """Share the tiles of edges among programs: how many programs, and tiles of each."""
         tiles = triton.cdiv(self.edges, EDGE_ROWS)
-        each = triton.cdiv(tiles, programs)
+        each = triton.cdiv(tiles, max(programs, 1))
         return triton.cdiv(tiles, each), each
 
 
@@ -75,15 +76,15 @@ class Saved(NamedTuple):
     x_basis: Tensor
     z: Tensor
     v: Tensor
-    reference: Tensor
+    reference: Tensor | None
     frames: Tensor
     index: Tensor
     best: Tensor
     arg: Tensor
     total: Tensor
-    edges: list[Tensor]
+    edges: Sequence[Tensor]
     """The input of every batch norm but the last."""
-    norms: list[Tensor]
+    norms: Sequence[Tensor]
     """The table of every batch norm."""
 
 
@@ -92,14 +93,13 @@ def run_forward(
     x_basis: Tensor,
     z: Tensor,
     v: Tensor,
-    reference: Tensor,
+    reference: Tensor | None,
     frames: Tensor,
     index: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Saved | None]:
-    same = reference is v
     x_basis, z, v = _pad(x_basis), _pad(z), _pad(v)
-    reference = v if same else _pad(reference)
+    reference = None if reference is None else _pad(reference)
     frames, index = frames.contiguous(), index.contiguous()
     edges, norms = [], []
     x = _pose(plan, v, reference, frames, index, norms)
@@ -118,7 +118,12 @@ def run_forward(
 
 
 def _pose(
-    plan: Plan, v: Tensor, reference: Tensor, frames: Tensor, index: Tensor, norms: list[Tensor]
+    plan: Plan,
+    v: Tensor,
+    reference: Tensor | None,
+    frames: Tensor,
+    index: Tensor,
+    norms: list[Tensor],
 ) -> Tensor:
     linear, norm = plan.layers.kernel1, plan.layers.kernel_norm
     h, width = linear.out_features, _width(linear.out_features)
@@ -126,7 +131,7 @@ def _pose(
     out = v.new_empty(plan.edges, width, dtype=plan.store)
     sums = v.new_empty(programs, 2, width, dtype=torch.float32)
     forward.pose_kernel[(programs,)](
-        v, reference, frames, index, linear.weight, linear.bias, norm.running_mean, out, sums,
+        v, v if reference is None else reference, frames, index, linear.weight, linear.bias, norm.running_mean, out, sums,
         plan.points, plan.k,
         CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=width, ROWS=POINT_ROWS,
         STATISTICS=plan.training, PRECISION=plan.precision, **_launch("pose"),
@@ -178,6 +183,160 @@ def _max(
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return best, arg, total
+
+
+Points = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def run_backward(
+    plan: Plan, saved: Saved, parameters: Sequence[Tensor], grad: Tensor, vectors: bool
+) -> tuple[Points, list[Tensor]]:
+    """Return the gradients of x_basis, z, v and v_reference, padded, and of the parameters."""
+    weight, *rest = parameters
+    stages = [rest[2 + 4 * i : 5 + 4 * i] for i in range(len(saved.edges))]
+    dz, dx, sums, last = _max_backward(plan, saved, weight, _pad(grad))
+    gradients: list[Tensor] = []
+    for i in range(len(saved.edges) - 1, 0, -1):
+        factor = saved.x_basis if i == 1 else None
+        dfactor = torch.zeros_like(saved.x_basis, dtype=torch.float32) if i == 1 else None
+        dx, sums, new = _linear_backward(plan, saved, i, stages[i], factor, dfactor, dx, sums)
+        gradients = new + gradients
+    dv, dreference, new = _pose_backward(plan, saved, stages[0][0], dx, sums, vectors)
+    assert dfactor is not None  # i ended at 1
+    return (dfactor, dz, dv, dreference), last + new + gradients
+
+
+def _max_backward(
+    plan: Plan, saved: Saved, weight: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Return the gradients of z, of the batch norm before, its sums, and of the parameters."""
+    x, norm, z, table = saved.edges[-1], saved.norms[-2], saved.z, saved.norms[-1]
+    (d, c), dp, cp = weight.shape, z.shape[1], x.shape[1]
+    sums = _point_sums(plan, saved, grad)
+    chosen, dense, dz = _point_terms(plan, saved, grad, sums)
+    scale, _, _, rstd = table[:, :d]
+    coefficient = scale * rstd * sums[1, :d] * plan.inverse  # w of the formulas
+    rounded = weight.to(plan.store).to(torch.float32)
+    gram_weight = -(rounded.T * coefficient) @ rounded
+    gram_weight = F.pad(gram_weight, (0, cp - c, 0, cp - c))
+    columns = min(COLUMNS, cp)
+    programs, tiles = plan.tiles(BACKWARD_PROGRAMS // (cp // columns))
+    dx = torch.empty_like(x)
+    dx_sums = grad.new_empty(programs, 2, cp, dtype=torch.float32)
+    dweight = dx_sums.new_empty(programs, dp, cp)
+    gram = dx_sums.new_empty(programs if plan.training else 0, cp, cp)
+    backward.max_backward_kernel[(cp // columns, programs)](
+        x, norm, weight, gram_weight, chosen, dense, saved.arg, dx, dx_sums, dweight, gram,
+        plan.edges, plan.k, tiles, weight.stride(0),
+        C=c, D=d, CP=cp, DP=dp, ROWS=EDGE_ROWS, COLS=columns, TRAINING=plan.training,
+        PRECISION=plan.precision, **_launch("max_backward"),
+    )  # fmt: skip
+    dw = dweight.sum(0)[:d, :c]
+    if plan.training:
+        dw = dw - coefficient[:, None] * (rounded @ gram.sum(0)[:c, :c])
+    return dz, dx, dx_sums.sum(0), [dw, sums[1, :d], sums[0, :d]]
+
+
+def _point_sums(plan: Plan, saved: Saved, grad: Tensor) -> Tensor:
+    """Return the gradients of beta and of gamma of the last batch norm, (2, d)."""
+    width = grad.shape[1]
+    columns = min(COLUMNS, width)
+    programs = triton.cdiv(plan.points, POINT_ROWS)
+    sums = grad.new_empty(programs, 2, width, dtype=torch.float32)
+    backward.point_sums_kernel[(programs, width // columns)](
+        grad, saved.best, saved.norms[-1], sums, plan.points,
+        DP=width, ROWS=POINT_ROWS, COLS=columns, SLOPE=SLOPE,
+    )  # fmt: skip
+    return sums.sum(0)
+
+
+def _point_terms(
+    plan: Plan, saved: Saved, grad: Tensor, sums: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `chosen` and `dense`, of which S is made, and the gradient of z."""
+    width = grad.shape[1]
+    columns = min(COLUMNS, width)
+    chosen = torch.empty_like(grad, dtype=plan.store)
+    dense = torch.empty_like(chosen)
+    dz = torch.empty_like(grad, dtype=torch.float32)
+    backward.point_terms_kernel[(triton.cdiv(plan.points, POINT_ROWS), width // columns)](
+        grad, saved.best, saved.total, saved.z, saved.norms[-1], sums, chosen, dense, dz,
+        plan.points, plan.k, plan.inverse,
+        DP=width, ROWS=POINT_ROWS, COLS=columns, SLOPE=SLOPE,
+    )  # fmt: skip
+    return chosen, dense, dz
+
+
+def _linear_backward(
+    plan: Plan,
+    saved: Saved,
+    i: int,
+    parameters: Sequence[Tensor],
+    factor: Tensor | None,
+    dfactor: Tensor | None,
+    dy: Tensor,
+    sums: Tensor,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return the gradient of the batch norm before stage i, its sums, and of the parameters.
+
+    Args:
+        plan: sizes and types.
+        saved: tensors of the forward pass.
+        i: the stage.
+        parameters: weight, bias and gamma.
+        factor: what the product is multiplied with, if it is.
+        dfactor: zeros, to which the gradient of the factor is added.
+        dy: gradient of the batch norm behind.
+        sums: those of ``dy``.
+    """
+    weight, bias, _ = parameters
+    x, y = saved.edges[i - 1], saved.edges[i]
+    (co, ci), cop, cip = weight.shape, y.shape[1], x.shape[1]
+    columns = cip if factor is not None else min(COLUMNS, cip)
+    programs, tiles = plan.tiles(BACKWARD_PROGRAMS // (cip // columns))
+    dx = torch.empty_like(x)
+    dx_sums = sums.new_empty(programs, 2, cip)
+    dweight = sums.new_empty(programs, cop, cip)
+    dbias = sums.new_empty(programs, cop)
+    backward.linear_backward_kernel[(cip // columns, programs)](
+        y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.index,
+        dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
+        CI=ci, CO=co, CIP=cip, COP=cop, ROWS=EDGE_ROWS, COLS=columns,
+        MULTIPLY=factor is not None, PRECISION=plan.precision, **_launch("linear_backward"),
+    )  # fmt: skip
+    db = _dbias(plan, saved.norms[i], sums) if factor is None else dbias.sum(0)
+    gradients = [dweight.sum(0)[:co, :ci], db[:co], sums[1, :co], sums[0, :co]]
+    return dx, dx_sums.sum(0), gradients
+
+
+def _pose_backward(
+    plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Tensor, vectors: bool
+) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+    """Return the gradients of the vectors, if they are wanted, and of the parameters."""
+    v, h = saved.v, weight.shape[0]
+    cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], v.shape[-1]
+    programs = triton.cdiv(plan.points, POINT_ROWS)
+    dv = torch.zeros_like(v, dtype=torch.float32) if vectors else None
+    dreference = dv
+    if vectors and saved.reference is not None:
+        dreference = torch.zeros_like(saved.reference, dtype=torch.float32)
+    dweight = sums.new_empty(programs, 3, hp, cvp)
+    backward.pose_backward_kernel[(programs,)](
+        saved.edges[0], saved.norms[0], sums, dy, v, v if saved.reference is None else
+        saved.reference, saved.frames, saved.index, weight, dv, dreference, dweight,
+        plan.points, plan.k, plan.inverse,
+        CV=cv, H=h, CVP=cvp, HP=hp, ROWS=POINT_ROWS, VECTORS=vectors,
+        PRECISION=plan.precision, **_launch("pose_backward"),
+    )  # fmt: skip
+    dw = dweight.sum(0)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
+    db = _dbias(plan, saved.norms[0], sums)
+    gradients = [dw, db[:h], sums[1, :h], sums[0, :h]]
+    return dv, None if saved.reference is None else dreference, gradients
+
+
+def _dbias(plan: Plan, table: Tensor, sums: Tensor) -> Tensor:
+    """Return the gradient of a bias just before a batch norm, which batch statistics cancel."""
+    return torch.zeros_like(sums[0]) if plan.training else table[0] * sums[0]
 
 
 def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor) -> Tensor:

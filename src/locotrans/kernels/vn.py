@@ -70,6 +70,18 @@ def _load(base, rows, stride, c, mask, REAL: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _load_direction(
+    q, r, stride, c, n, WIDTH: tl.constexpr, SHARED: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
+    """Load the directions of some rows: one a channel, or one column (rows, 1) for all."""
+    if SHARED:
+        return _load(q, r, stride, tl.arange(0, 1), (r < n)[:, None], REAL)
+    else:
+        return _load(q, r, stride, c, (r < n)[:, None] & (c < WIDTH)[None, :], REAL)
+
+
+@triton.jit
+@no_type_check
 def _store(base, rows, stride, c, mask, x, y, z):
     """Store the vectors of some rows and channels of an (n, 3, stride) tensor."""
     pointer = base + rows.to(tl.int64)[:, None] * (3 * stride) + c[None, :]
@@ -419,7 +431,7 @@ def _point_output(
     mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     px, py, pz = _load(p, r, p_row, c, mask, REAL)
-    qx, qy, qz = _load(q, r, q_row, c * 0 if SHARED else c, mask, REAL)
+    qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
     f, t = _activate(px, py, pz, qx, qy, qz, m, rstd, gamma, beta, EPS, SLOPE)
     _store(out, r, WIDTH, c, mask, f * px - t * qx, f * py - t * qy, f * pz - t * qz)
 
@@ -444,7 +456,7 @@ def _point_reductions(
         mask = (r < n)[:, None] & (c < WIDTH)[None, :]
         gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
         px, py, pz = _load(p, r, p_row, c, mask, REAL)
-        qx, qy, qz = _load(q, r, q_row, c * 0 if SHARED else c, mask, REAL)
+        qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
         _, x, _, _, _, _, dy = _adjoint(
             px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, EPS, SLOPE
         )
@@ -472,7 +484,7 @@ def _point_gradients(
     mean_dy, mean_dyx = _means(sums, c, channels, n, TRAINING, REAL)
     gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
     px, py, pz = _load(p, r, p_row, c, mask, REAL)
-    qx, qy, qz = _load(q, r, q_row, c * 0 if SHARED else c, mask, REAL)
+    qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
     dpx, dpy, dpz, dqx, dqy, dqz = _gradient(
         px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, mean_dy, mean_dyx, EPS, SLOPE
     )

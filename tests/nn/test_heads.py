@@ -1,0 +1,42 @@
+import torch
+from torch.nn import functional as F
+
+from locotrans.nn import AttentionFusion, Head, HeadLayer
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_head_layer_step_by_step():
+    layer = HeadLayer(4, 6, dropout=0.0).double().train()
+    x = draw(5, 4)
+    h = F.linear(x, layer.linear.weight, layer.linear.bias)
+    h = (h - h.mean(0)) / (h.var(0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(layer(x), torch.where(h > 0, h, 0.2 * h))
+    assert HeadLayer(4, 6, bias=False).linear.bias is None
+
+
+def test_dropout_is_for_training_only():
+    layer = HeadLayer(4, 50, dropout=0.5).double()
+    x = draw(5, 4)
+    assert 0.2 < (layer(x) == 0).double().mean() < 0.8
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    assert not (layer(x) == 0).any()
+
+
+def test_head_gives_logits_of_its_hidden_layer():
+    head = Head(4, 6, 3).double().eval()
+    x = draw(5, 4)
+    assert torch.equal(head(x), head.logits(head.hidden(x)))
+    assert head(x).shape == (5, 3)
+
+
+def test_fusion_gates_the_merged_features():
+    fusion = AttentionFusion(4).double()
+    invariant, equivariant = draw(5, 4), draw(5, 4, seed=1)
+    x = F.linear(torch.cat([invariant, equivariant], -1), fusion.merge.weight, fusion.merge.bias)
+    gate = 1 / (1 + torch.exp(-F.linear(x, fusion.gate.weight, fusion.gate.bias)))
+    torch.testing.assert_close(fusion(invariant, equivariant), (x * gate).clamp(min=0))
+    assert not torch.allclose(fusion(invariant, equivariant), fusion(equivariant, invariant))

@@ -1,0 +1,170 @@
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from locotrans.losses import (
+    classification_losses,
+    consistency_loss,
+    orthogonality_loss,
+    smoothed_cross_entropy,
+)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def some_neighbors(b=2, n=6, k=4):
+    return torch.randint(n, (b, n, k), generator=torch.Generator().manual_seed(1))
+
+
+def test_smoothing_is_spread_over_the_other_classes():
+    logits = torch.tensor([[2.0, 0.0, -1.0]], dtype=torch.float64)
+    log_p = logits - logits.exp().sum().log()
+    by_hand = -(0.8 * log_p[0, 0] + 0.1 * log_p[0, 1] + 0.1 * log_p[0, 2])
+    ours = smoothed_cross_entropy(logits, torch.tensor([0]), 0.2)
+    torch.testing.assert_close(ours, by_hand)
+    over_all = torch.nn.functional.cross_entropy(logits, torch.tensor([0]), label_smoothing=0.2)
+    assert abs(ours - over_all) > 0.05
+
+
+def test_smoothed_loss_is_least_where_the_label_has_its_share():
+    share = torch.tensor([0.8, 0.05, 0.05, 0.05, 0.05], dtype=torch.float64)
+    logits = share.log()[None].requires_grad_()
+    loss = smoothed_cross_entropy(logits, torch.tensor([0]), 0.2)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert gradient.abs().max() < 1e-15
+
+
+def test_no_smoothing_is_the_plain_cross_entropy():
+    uniform = torch.zeros(4, 10, dtype=torch.float64)
+    labels = torch.tensor([0, 3, 5, 9])
+    assert smoothed_cross_entropy(uniform, labels, 0.0).item() == pytest.approx(math.log(10))
+
+
+def test_one_class_costs_nothing():
+    assert smoothed_cross_entropy(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)).item() == 0
+
+
+def test_orthogonality_by_hand():
+    # angles of 90, 60 and 180 degrees, at any lengths: squared cosines 0, 1/4 and 1
+    first = torch.tensor([[1.0, 0, 0], [2, 0, 0], [0, 0, 3]], dtype=torch.float64)
+    second = torch.tensor([[0, 5.0, 0], [1, math.sqrt(3), 0], [0, 0, -1]], dtype=torch.float64)
+    vectors = torch.stack([first, second], dim=-1)[None]
+    assert orthogonality_loss(vectors).item() == pytest.approx(1.25 / 3)
+
+
+def test_orthogonality_is_least_at_a_right_angle():
+    right = torch.eye(3, dtype=torch.float64)[None, None, :, :2].clone().requires_grad_()
+    loss = orthogonality_loss(right)
+    assert loss.item() == 0  # printed without the square it could fall to -1
+    assert torch.autograd.grad(loss, right)[0].abs().max() == 0
+    oblique = draw(1, 50, 3, 2).requires_grad_()
+    loss = orthogonality_loss(oblique)
+    (gradient,) = torch.autograd.grad(loss, oblique)
+    assert orthogonality_loss(oblique - 0.1 * gradient) < loss
+
+
+def naive_consistency(vectors, neighbors):
+    """Take every pair of neighbours on its own."""
+    unit = vectors / vectors.norm(dim=-2, keepdim=True)
+    taught_by = {0: [], 1: []}
+    for b in range(len(neighbors)):
+        for r in range(neighbors.shape[1]):
+            around = neighbors[b, r].tolist()
+            for a in around:
+                rows = [
+                    torch.stack([unit[b, a, :, axis] @ unit[b, j, :, axis] for j in around])
+                    for axis in (0, 1)
+                ]
+                teacher = 0 if rows[0].mean() > rows[1].mean() else 1
+                error = (rows[1 - teacher] - rows[teacher].detach()).square().mean()
+                taught_by[teacher].append(error)
+    return sum(torch.stack(errors).mean() for errors in taught_by.values() if errors)
+
+
+def test_consistency_against_a_loop():
+    vectors, neighbors = draw(2, 6, 3, 2).requires_grad_(), some_neighbors()
+    ours, naive = consistency_loss(vectors, neighbors), naive_consistency(vectors, neighbors)
+    torch.testing.assert_close(ours, naive)
+    gradients = [torch.autograd.grad(loss, vectors)[0] for loss in (ours, naive)]
+    torch.testing.assert_close(*gradients)
+
+
+def aligned_first_axis():
+    """Return vectors whose first axis is the same everywhere: it teaches every row."""
+    vectors = draw(1, 6, 3, 2)
+    vectors[..., 0] = torch.tensor([0.0, 0.0, 1.0])
+    return vectors
+
+
+def test_a_case_without_rows_counts_nothing():
+    vectors, neighbors = aligned_first_axis(), some_neighbors(1)
+    loss = consistency_loss(vectors, neighbors)
+    torch.testing.assert_close(loss, naive_consistency(vectors, neighbors))
+    assert loss > 0
+    swapped = consistency_loss(vectors.flip(-1), neighbors)  # now the second axis teaches
+    torch.testing.assert_close(swapped, loss)
+
+
+def test_gradient_stops_at_the_teacher():
+    vectors = aligned_first_axis().requires_grad_()
+    consistency_loss(vectors, some_neighbors(1)).backward()
+    assert vectors.grad[..., 0].abs().max() == 0
+    assert vectors.grad[..., 1].abs().max() > 0
+
+
+def test_equal_axes_are_consistent():
+    same = draw(1, 6, 3, 1).expand(1, 6, 3, 2)
+    assert consistency_loss(same, some_neighbors(1)).item() == 0
+
+
+@pytest.mark.parametrize("loss", [orthogonality_loss, consistency_loss])
+def test_zero_vectors_have_a_finite_loss_and_gradient(loss):
+    vectors = draw(1, 6, 3, 2)
+    vectors[:, 2] = 0
+    vectors.requires_grad_()
+    value = loss(vectors) if loss is orthogonality_loss else loss(vectors, some_neighbors(1))
+    value.backward()
+    assert value.isfinite()
+    assert vectors.grad.isfinite().all()
+
+
+def output(**fields):
+    names = ("invariant", "equivariant", "fused", "vectors", "neighbors")
+    return SimpleNamespace(logits=draw(2, 5), **{**dict.fromkeys(names), **fields})
+
+
+def test_total_is_the_weighted_sum_of_the_terms():
+    answer = output(
+        invariant=draw(2, 5, seed=1),
+        equivariant=draw(2, 5, seed=2),
+        fused=draw(2, 5, seed=3),
+        vectors=draw(2, 6, 3, 2),
+        neighbors=some_neighbors(),
+    )
+    labels = torch.tensor([1, 4])
+    terms = classification_losses(
+        answer, labels, smoothing=0.1, orthogonality_weight=0.5, consistency_weight=2.0
+    )
+    heads = [
+        smoothed_cross_entropy(logits, labels, 0.1)
+        for logits in (answer.invariant, answer.equivariant, answer.fused)
+    ]
+    for ours, expected in zip(
+        [terms.invariant, terms.equivariant, terms.fused], heads, strict=True
+    ):
+        torch.testing.assert_close(ours, expected)
+    frame_terms = 0.5 * orthogonality_loss(answer.vectors) + 2 * consistency_loss(
+        answer.vectors, answer.neighbors
+    )
+    torch.testing.assert_close(terms.total, sum(heads) + frame_terms)
+
+
+def test_a_network_of_one_head_is_trained_by_its_logits():
+    answer, labels = output(), torch.tensor([1, 4])
+    terms = classification_losses(answer, labels)
+    torch.testing.assert_close(terms.total, smoothed_cross_entropy(answer.logits, labels))
+    assert terms[1:] == (None,) * 5
