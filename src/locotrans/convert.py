@@ -33,8 +33,10 @@ _MODULES = {
     "linear3_vn": "equivariant_head.logits",
     "conv1.0": f"{_INVARIANT}.first.linear",
     "conv1.1": f"{_INVARIANT}.first.norm",
+    "bn1": f"{_INVARIANT}.first.norm",  # a second name of conv1.1, as bn5 of conv5.1
     "conv5.0": f"{_INVARIANT}.embed.linear",
     "conv5.1": f"{_INVARIANT}.embed.norm",
+    "bn5": f"{_INVARIANT}.embed.norm",
     "linear1": f"{_INVARIANT}.hidden.linear",
     "bn6": f"{_INVARIANT}.hidden.norm",
     "linear2": "invariant_head.hidden.linear",
@@ -46,8 +48,7 @@ _MODULES = {
     "bn_fuse1": "fused_head.hidden.norm",
     "linear_fuse2": "fused_head.logits",
 }
-# bn1 and bn5 are second names of conv1.1 and conv5.1; bn2 to bn4 are never used
-_UNUSED = re.compile(r"bn[1-5]\.\w+")
+_UNUSED = re.compile(r"bn[2-4]\.\w+")
 _PROJECTIONS = {
     "1": "invariants.projection.layer1",
     "2": "invariants.projection.layer2",

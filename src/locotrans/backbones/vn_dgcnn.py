@@ -16,6 +16,8 @@ class VNFeatures(NamedTuple):
 
     vectors: Float[Tensor, "b n 3 c"]
     """The vector features of every point."""
+    mean: Float[Tensor, "b 1 3 c"] | None
+    """Their mean over the points, if it is to be appended to those of every point."""
     layers: list[Float[Tensor, "b n 3 _"]]
     """The output of every edge convolution."""
     neighbors: list[Int[Tensor, "b n k"]]
@@ -62,6 +64,5 @@ class VNDGCNN(nn.Module):
             layers.append(v)
             graphs.append(graph)
         v = self.embed(torch.cat(layers, dim=-1))
-        if self.append_mean:
-            v = torch.cat([v, v.mean(dim=1, keepdim=True).expand_as(v)], dim=-1)
-        return VNFeatures(v, layers, graphs)
+        mean = v.mean(dim=1, keepdim=True) if self.append_mean else None
+        return VNFeatures(v, mean, layers, graphs)

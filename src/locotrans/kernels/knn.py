@@ -1,12 +1,13 @@
-"""k nearest neighbours with distance and selection in one kernel: no n x n matrix in memory.
+"""k nearest neighbours on the GPU: a distance kernel and a selection kernel.
 
-The specification is `locotrans.geometry.neighbors`, tie rule included. A program owns a few rows
-and keeps their distances to a block of points in registers; the nearest is taken out again and
-again.
+The specification is `locotrans.geometry.neighbors`, tie rule included. Distances of features go
+through a scratch buffer of bounded size, some rows of the matrix at a time; those of coordinates
+are made where they are needed. In the selection one warp owns a row or two, so that finding the
+nearest point again and again takes no synchronisation.
 
-Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us); 4.3 GFLOP of
-float32 products (0.1 ms); 0.7 G comparisons, 20 a pair (0.1 ms). The comparisons and the reductions
-between the threads of a row make the time.
+Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), 4.3 GFLOP of
+products and as many again twice for float32 accuracy (0.03 ms), the scratch buffer written and read
+(0.06 ms), 0.7 G comparisons of the selection, 20 a pair, at four instructions each (0.1 ms).
 """
 
 import torch
@@ -15,133 +16,146 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry.neighbors import SPARE, TIE
+from locotrans.geometry.neighbors import CHUNK, SPARE, TIE
 
-ROWS = 16
-COLUMNS = 1024
+COLUMNS = 2048  # distances that a warp holds, of each of
+ROWS = 2
+TILE = 64
 
 
 @triton.jit
-def _distances(
-    x_ptr, square_ptr, rows, columns, n, c, COORDINATES: tl.constexpr, CHANNELS: tl.constexpr
+def _distance_kernel(
+    x_ptr,  # (b, n, c) centred
+    square_ptr,  # (b, n) squared lengths
+    out_ptr,  # (b, rows, n)
+    first_row,
+    rows,
+    n,
+    c,
+    TILE: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):
-    """Distances of rows to columns: true ones of coordinates, ``|y|^2 - 2 x.y`` of features."""
+    """Distances less what is the same for the whole row: ``|y|^2 - 2 x.y``."""
+    cloud = tl.program_id(2).to(tl.int64)
+    x_ptr += cloud * n * c
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    x_row = x_ptr + (first_row + row).to(tl.int64)[:, None] * c
+    y_row = x_ptr + column.to(tl.int64)[None, :] * c
+    dot = tl.zeros((TILE, TILE), tl.float32)
+    for start in range(0, c, CHANNELS):
+        channel = start + tl.arange(0, CHANNELS)
+        x_mask = (row < rows)[:, None] & (channel < c)[None, :]
+        y_mask = (column < n)[None, :] & (channel < c)[:, None]
+        x = tl.load(x_row + channel[None, :], mask=x_mask, other=0.0)
+        y = tl.load(y_row + channel[:, None], mask=y_mask, other=0.0)
+        dot = tl.dot(x, y, dot, input_precision="tf32x3")  # as exact as float32
+    square = tl.load(square_ptr + cloud * n + column, mask=column < n, other=0.0)
+    out = out_ptr + (cloud * rows + row[:, None]) * n + column[None, :]
+    tl.store(out, square[None, :] - 2 * dot, mask=(row < rows)[:, None] & (column < n)[None, :])
+
+
+@triton.jit
+def _row_distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES: tl.constexpr):
+    """Distances of some rows to some columns, infinite beyond the last column."""
+    mask = (row < rows)[:, None] & (columns < n)[None, :]
     if COORDINATES:
-        total = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
+        source_ptr += cloud * n * 3
+        total = tl.zeros((row.shape[0], columns.shape[0]), tl.float32)
         for axis in tl.static_range(3):
-            x = tl.load(x_ptr + rows * 3 + axis, mask=rows < n, other=0.0)
-            y = tl.load(x_ptr + columns * 3 + axis, mask=columns < n, other=0.0)
+            x = tl.load(source_ptr + (first_row + row) * 3 + axis, mask=row < rows, other=0.0)
+            y = tl.load(source_ptr + columns * 3 + axis, mask=columns < n, other=0.0)
             difference = x[:, None] - y[None, :]
             total += difference * difference
         d = tl.sqrt_rn(total)
     else:
-        dot = tl.zeros((rows.shape[0], columns.shape[0]), tl.float32)
-        for first in range(0, c, CHANNELS):
-            channel = first + tl.arange(0, CHANNELS)
-            x = tl.load(
-                x_ptr + rows[:, None] * c + channel[None, :],
-                mask=(rows[:, None] < n) & (channel[None, :] < c),
-                other=0.0,
-            )
-            y = tl.load(
-                x_ptr + columns[None, :] * c + channel[:, None],
-                mask=(columns[None, :] < n) & (channel[:, None] < c),
-                other=0.0,
-            )
-            dot = tl.dot(x, y, dot, input_precision="tf32x3")
-        square = tl.load(square_ptr + columns, mask=columns < n, other=0.0)
-        d = square[None, :] - 2 * dot
+        d = tl.load(
+            source_ptr + (cloud * rows + row[:, None]) * n + columns[None, :], mask=mask, other=0.0
+        )
     return tl.where(columns[None, :] < n, d, float("inf"))
 
 
 @triton.jit
-def _knn_kernel(
-    x_ptr,  # (b, n, c) centred
-    square_ptr,  # (b, n) squared lengths
+def _kth(near, k, slots):
+    """The k-th smallest of every row, by taking out the smallest k - 1 times."""
+    for _ in range(k - 1):
+        slot = tl.argmin(near, axis=1)
+        near = tl.where(slots == slot[:, None], float("inf"), near)
+    return tl.min(near, axis=1)
+
+
+@triton.jit
+def _select_kernel(
+    source_ptr,  # coordinates (b, n, 3), or distances (b, rows, n)
     slack_ptr,  # (b) what counts as a tie
-    out_ptr,  # (b, n, k) int32
+    out_ptr,  # (b, n, k)
+    first_row,
+    rows,
     n,
-    c,
     k,
     candidates,  # that ties are looked for among
     COORDINATES: tl.constexpr,
-    CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SLOTS: tl.constexpr,
     ONE_BLOCK: tl.constexpr,
 ):
     cloud = tl.program_id(1).to(tl.int64)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slots = tl.arange(0, SLOTS)[None, :]
-    x_ptr += cloud * n * c
-    square_ptr += cloud * n
     slack = tl.load(slack_ptr + cloud)
-
-    # slots beyond the candidates hold -inf, so that they are never the worst and never replaced
-    near = tl.where(slots < candidates, float("inf"), float("-inf")) + tl.zeros(
-        (ROWS, SLOTS), tl.float32
-    )
+    out = out_ptr + (cloud * n + first_row + row)[:, None] * k
+    # slots beyond the candidates hold -inf: never the worst, never replaced
+    near = tl.zeros((ROWS, SLOTS), tl.float32)
+    near = tl.where(slots < candidates, near + float("inf"), near - float("inf"))
     index = tl.zeros((ROWS, SLOTS), tl.int32) + 3 * n
-    taken = 0
+    taken = candidates
     if ONE_BLOCK:
-        # the nearest come out in order: stop behind the ties of the k-th
+        # the nearest come out in order: k of them, and what ties with the last
         columns = tl.arange(0, COLUMNS)
-        d = _distances(x_ptr, square_ptr, rows, columns, n, c, COORDINATES, CHANNELS)
-        limit = tl.full((ROWS,), float("inf"), tl.float32)
-        more = 1
-        while more > 0:
+        d = _row_distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+        value = tl.zeros((ROWS,), tl.float32)
+        for i in range(k):
             value, column = tl.min(d, axis=1, return_indices=True)
-            column = column.to(tl.int32)
-            place = (slots == taken) & (value <= limit)[:, None]
-            near = tl.where(place, value[:, None], near)
-            index = tl.where(place, column[:, None], index)
+            near = tl.where(slots == i, value[:, None], near)
+            index = tl.where(slots == i, column[:, None], index)
+            d = tl.where(columns[None, :] == column[:, None], float("inf"), d)
+        taken = k
+        limit = value + slack
+        value, column = tl.min(d, axis=1, return_indices=True)
+        while (taken < candidates) & (tl.max((value <= limit).to(tl.int32), axis=0) > 0):
+            near = tl.where(slots == taken, value[:, None], near)
+            index = tl.where(slots == taken, column[:, None], index)
             d = tl.where(columns[None, :] == column[:, None], float("inf"), d)
             taken += 1
-            limit = tl.where(taken == k, value + slack, limit)
-            tied = tl.max((tl.min(d, axis=1) <= limit).to(tl.int32), axis=0)
-            more = tl.where(taken < k, 1, tl.where(taken < candidates, tied, 0))
+            value, column = tl.min(d, axis=1, return_indices=True)
     else:
         for start in range(0, n, COLUMNS):
             columns = start + tl.arange(0, COLUMNS)
-            d = _distances(x_ptr, square_ptr, rows, columns, n, c, COORDINATES, CHANNELS)
-            more = 1
-            while more > 0:
-                value, column = tl.min(d, axis=1, return_indices=True)
-                column = column.to(tl.int32)
-                worst, slot = tl.max(near, axis=1, return_indices=True)
+            d = _row_distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+            value, column = tl.min(d, axis=1, return_indices=True)
+            worst, slot = tl.max(near, axis=1, return_indices=True)
+            while tl.max((value < worst).to(tl.int32), axis=0) > 0:
                 place = (slots == slot[:, None]) & (value < worst)[:, None]
                 near = tl.where(place, value[:, None], near)
                 index = tl.where(place, (start + column)[:, None], index)
                 d = tl.where(columns[None, :] == (start + column)[:, None], float("inf"), d)
-                more = tl.max((tl.min(d, axis=1) < tl.max(near, axis=1)).to(tl.int32), axis=0)
-        taken = candidates
+                value, column = tl.min(d, axis=1, return_indices=True)
+                worst, slot = tl.max(near, axis=1, return_indices=True)
 
-    near = tl.where(slots < candidates, near, float("inf"))
-    if (not ONE_BLOCK) or taken > k:
-        # tie rule: nearer than the k-th by more than the slack, then the lowest index
+    if taken > k:
+        # nearer than the ties: all; tied: the lowest indices
+        near = tl.where(slots < taken, near, float("inf"))
         kth = _kth(near, k, slots)
         key = tl.where(near > (kth + slack)[:, None], 3 * n, index)
         key = tl.where(near < (kth - slack)[:, None], slots - SLOTS, key)
         for i in range(k):
-            slot = tl.argmin(key, axis=1)
-            chosen = slots == slot[:, None]
+            chosen = slots == tl.argmin(key, axis=1)[:, None]
             winner = tl.sum(tl.where(chosen, index, 0), axis=1)
-            tl.store(out_ptr + (cloud * n + rows) * k + i, winner, mask=rows < n)
+            tl.store(out + i, winner[:, None], mask=(row < rows)[:, None])
             key = tl.where(chosen, 4 * n, key)
     else:
-        pointers = out_ptr + (cloud * n + rows[:, None]) * k + slots
-        tl.store(pointers, index, mask=(rows[:, None] < n) & (slots < k))
-
-
-@triton.jit
-def _kth(near, k, slots):
-    """The k-th smallest of every row, by taking out the smallest k - 1 times."""
-    rest = near
-    for _ in range(k - 1):
-        slot = tl.argmin(rest, axis=1)
-        rest = tl.where(slots == slot[:, None], float("inf"), rest)
-    return tl.min(rest, axis=1)
+        tl.store(out + slots, index, mask=(row < rows)[:, None] & (slots < k))
 
 
 def nearest(
@@ -158,26 +172,34 @@ def nearest(
     b, n, c = x.shape
     x = x.float().contiguous()
     slack = (TIE * torch.finfo(torch.float32).eps * scale).float().contiguous()
-    squares = x.square().sum(-1)
     out = torch.empty(b, n, k, dtype=torch.int32, device=x.device)
     candidates = min(k + SPARE, n)
-    columns = max(64, min(COLUMNS, triton.next_power_of_2(n)))
-    _knn_kernel[(triton.cdiv(n, ROWS), b)](
-        x,
-        squares,
-        slack,
-        out,
-        n,
-        c,
-        k,
-        candidates,
-        COORDINATES=coordinates,
-        CHANNELS=32,
-        ROWS=ROWS,
-        COLUMNS=columns,
-        SLOTS=triton.next_power_of_2(candidates),
-        ONE_BLOCK=n <= columns,
-        num_warps=8,
-        num_stages=1,
-    )
+    columns = max(16, min(COLUMNS, triton.next_power_of_2(n)))
+    chunk = n if coordinates else max(1, min(n, 2 * CHUNK // (b * n)))
+    if not coordinates:
+        squares = x.square().sum(-1)
+        source = torch.empty(b, chunk, n, dtype=torch.float32, device=x.device)
+    for first in range(0, n, chunk):
+        rows = min(chunk, n - first)
+        if not coordinates:
+            tiles = (triton.cdiv(rows, TILE), triton.cdiv(n, TILE), b)
+            _distance_kernel[tiles](
+                x, squares, source, first, rows, n, c, TILE=TILE, CHANNELS=32, num_warps=4
+            )
+        _select_kernel[(triton.cdiv(rows, ROWS), b)](
+            x if coordinates else source,
+            slack,
+            out,
+            first,
+            rows,
+            n,
+            k,
+            candidates,
+            COORDINATES=coordinates,
+            ROWS=ROWS,
+            COLUMNS=columns,
+            SLOTS=triton.next_power_of_2(candidates),
+            ONE_BLOCK=n <= columns,
+            num_warps=1,
+        )
     return out.long()

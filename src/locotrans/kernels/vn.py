@@ -50,11 +50,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Sizes for an H200, 4 warps a program: a tile of rows x channels, 2-4 vectors a thread.
+# A program's tile is rows x channels, 2 (edges) or 4 (points) vectors a thread: an edge's gradient
+# keeps about 40 numbers a vector in registers.
 CHANNELS = 32
 EDGE_ROWS = 8
 POINT_ROWS = 16
-PROGRAMS = 132 * 16  # at most so many partial sums; each program strides over the rows
+WARPS = 4
+PROGRAMS = 132 * 16  # of a reduction, at most: each strides over the rows and keeps one partial sum
 
 
 @triton.jit
@@ -552,7 +554,7 @@ class _EdgeConv(torch.autograd.Function):
         n, k, width, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
         dtype, real = _real(u)
         blocks = triton.cdiv(width, CHANNELS)
-        tile = {"REAL": real, "ROWS": EDGE_ROWS, "C": CHANNELS, "WIDTH": width}
+        tile = {"REAL": real, "ROWS": EDGE_ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
         mean, var = running_mean, running_var
         if training:
             programs = _programs(n, EDGE_ROWS, blocks)
@@ -615,7 +617,7 @@ class _NormAct(torch.autograd.Function):
         (n, _, width), channels = p.shape, len(weight)
         dtype, real = _real(p)
         blocks = triton.cdiv(width, CHANNELS)
-        tile = {"REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS, "WIDTH": width}
+        tile = {"REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
         mean, var = running_mean, running_var
         if training:
             programs = _programs(n, POINT_ROWS, blocks)
@@ -706,8 +708,15 @@ def vn_edge_conv(
         The mean over the neighbours, in the type of u; arithmetic is float32 at least.
 
     Symmetry: SO(3)- and O(3)-equivariant.
-    Gradient: that of u is summed by atomic additions, in no fixed order.
+    Gradient: as of the plain code, at zero vectors too. That of u is summed by atomic additions, in
+        no fixed order. In evaluation the backward pass reads the running statistics again.
     """
+    width = u.shape[2] // 2
+    if u.shape != w.shape or len(index) != len(u) or len(weight) > width:
+        raise ValueError(
+            f"u {tuple(u.shape)}, w {tuple(w.shape)}, index {tuple(index.shape)} and a batch norm "
+            f"of {len(weight)} channels do not belong together"
+        )
     return _EdgeConv.apply(
         u, w, index, weight, bias, running_mean, running_var, training, momentum,
         bn_eps, slope, eps,
@@ -748,6 +757,12 @@ def vn_norm_act(
 
     Symmetry: SO(3)- and O(3)-equivariant.
     """
+    width = p.shape[-1] if q is not None else p.shape[-1] // 2
+    if (q is not None and q.shape[-1] not in (1, width)) or len(weight) > width:
+        raise ValueError(
+            f"p of {width} channels, q {None if q is None else tuple(q.shape)} and a batch norm of "
+            f"{len(weight)} channels do not belong together"
+        )
     out = _NormAct.apply(
         p.flatten(0, -3), None if q is None else q.flatten(0, -3), weight, bias,
         running_mean, running_var, training, momentum, bn_eps, slope, eps,

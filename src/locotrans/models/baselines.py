@@ -114,7 +114,8 @@ class VNClassifier(nn.Module):
         check_points(points, self.config.k)
         if self.config.center:
             points = center(points)
-        features = self.invariants(self.backbone(points).vectors)
+        vn = self.backbone(points)
+        features = self.invariants(vn.vectors, vn.mean)
         hidden = self.hidden(max_mean_pool(features))
         logits = self.head(hidden)
         return ClassifierOutput(

@@ -116,11 +116,11 @@ class EquivariantBranch(nn.Module):
     def forward(self, points: Float[Tensor, "b n 3"]) -> EquivariantOutput:
         """Return the vectors of every layer, a hidden vector of the shape, and the frames."""
         features = self.backbone(points)
-        hidden = self.hidden(max_mean_pool(self.invariants(features.vectors)))
+        hidden = self.hidden(max_mean_pool(self.invariants(features.vectors, features.mean)))
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])
             return EquivariantOutput(features, hidden, None, frames)
-        return EquivariantOutput(features, hidden, *self.lcrf(features.vectors))
+        return EquivariantOutput(features, hidden, *self.lcrf(features.vectors, features.mean))
 
 
 class InvariantBranch(nn.Module):

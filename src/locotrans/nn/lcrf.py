@@ -32,10 +32,10 @@ class LCRF(nn.Module):
         self.kind = kind
 
     def forward(
-        self, v: Float[Tensor, "b n 3 c"]
+        self, v: Float[Tensor, "b n 3 c"], mean: Float[Tensor, "b 1 3 c"] | None = None
     ) -> tuple[Float[Tensor, "b n 3 2"], Float[Tensor, "b n 3 3"]]:
         """Return the two vectors, not normalised, and the frames."""
-        vectors = self.projection(v.detach())
+        vectors = self.projection(v.detach(), None if mean is None else mean.detach())
         v1, v2 = vectors.unbind(-1)
         return vectors, LEARNED_FRAMES[self.kind](v1, v2)
 

@@ -1,8 +1,8 @@
 r"""Vector neurons: layers whose channels are vectors, so that h(R p) = R h(p) (Eq. 2).
 
 Vector features are ``(*batch, 3, c)``. A linear layer without bias acts on the channels and
-commutes with a rotation, which acts on the axis of size 3; so `nn.Linear(c, d, bias=False)` *is* the
-vector-neuron linear layer.
+commutes with a rotation, which acts on the axis of size 3; so `nn.Linear(c, d, bias=False)` *is*
+the vector-neuron linear layer.
 """
 
 import torch
@@ -71,16 +71,68 @@ class VNLayer(nn.Module):
         self.direction = nn.Linear(in_channels, 1 if shared_direction else out_channels, bias=False)
         self.norm = VNBatchNorm(out_channels)
 
-    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:
-        """Map the vectors of every point."""
-        if use_kernels(v):
-            return self._fused(v)
-        return vn_leaky_relu(self.norm(self.linear(v)), self.direction(v))
+    def forward(
+        self,
+        v: Float[Tensor, "*batch 3 c"],
+        mean: Float[Tensor, "*shape 1 3 c"] | None = None,
+    ) -> Float[Tensor, "*batch 3 d"]:
+        """Map the vectors of every point.
 
-    def _fused(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 d"]:
+        Args:
+            v: vectors of the points.
+            mean: vectors that all points of a cloud share, which count as channels behind those of
+                ``v``; their product is taken once a cloud instead of once a point.
+        """
+        if use_kernels(v):
+            return self.fused(v, mean)[..., : self.linear.out_features]
+        p = vn_linear(v, mean, self.linear.weight)
+        return vn_leaky_relu(self.norm(p), vn_linear(v, mean, self.direction.weight))
+
+    def fused(
+        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
+    ) -> Float[Tensor, "*batch 3 d8"]:
+        """Do as `forward` by the kernel; zero vectors fill the channels up to a multiple of 8."""
         from locotrans.kernels.vn import vn_norm_act
 
-        return vn_norm_act(self.linear(v), self.direction(v), *self.norm.norm.statistics())
+        width = aligned(self.linear.out_features)
+        weight = torch.cat([fill_rows(self.linear.weight), fill_rows(self.direction.weight)])
+        pq = vn_linear(v, mean, weight)
+        shared = self.direction.out_features == 1
+        p, q = (pq[..., :width], pq[..., width : width + 1]) if shared else (pq, None)
+        return vn_norm_act(p, q, *self.norm.norm.statistics())
+
+
+def vn_linear(
+    v: Float[Tensor, "*batch 3 c"],
+    mean: Float[Tensor, "*shape 1 3 c"] | None,
+    weight: Float[Tensor, "d e"],
+) -> Float[Tensor, "*batch 3 d"]:
+    """Apply a linear layer to the channels of ``v`` and, behind them, of ``mean``.
+
+    Both may be wider than the weight, by zero vectors; on a GPU they are filled up to a width that
+    its fast products take.
+    """
+    parts = weight.chunk(1 if mean is None else 2, dim=1)
+    if use_kernels(v):
+        v, mean = fill_channels(v), None if mean is None else fill_channels(mean)
+        parts = tuple(F.pad(part, (0, v.shape[-1] - part.shape[1])) for part in parts)
+    product = F.linear(v, parts[0])
+    return product if mean is None else product + F.linear(mean, parts[1])
+
+
+def aligned(channels: int) -> int:
+    """Return the next multiple of 8: the fast products of a GPU take no other widths."""
+    return channels + -channels % 8
+
+
+def fill_channels(v: Float[Tensor, "*shape c"]) -> Float[Tensor, "*shape d"]:
+    """Append zero vectors until the channels are aligned."""
+    return F.pad(v, (0, -v.shape[-1] % 8)) if v.shape[-1] % 8 else v
+
+
+def fill_rows(weight: Float[Tensor, "d c"]) -> Float[Tensor, "e c"]:
+    """Append zero rows, which give zero vectors, until the rows are aligned."""
+    return F.pad(weight, (0, 0, 0, -len(weight) % 8))
 
 
 class VNEdgeConv(nn.Module):
@@ -111,11 +163,12 @@ class VNEdgeConv(nn.Module):
     ) -> Float[Tensor, "b n 3 d"]:
         from locotrans.kernels.vn import vn_edge_conv
 
-        w1, w2 = torch.cat([self.linear.weight, self.direction.weight]).chunk(2, dim=-1)
-        u = F.linear(v, w1).flatten(0, 1)
-        w = F.linear(v, w2 - w1).flatten(0, 1)
+        weight = torch.cat([fill_rows(self.linear.weight), fill_rows(self.direction.weight)])
+        w1, w2 = weight.chunk(2, dim=-1)
+        u = vn_linear(v, None, w1).flatten(0, 1)
+        w = vn_linear(v, None, w2 - w1).flatten(0, 1)
         out = vn_edge_conv(u, w, global_index(neighbors), *self.norm.norm.statistics())
-        return out.unflatten(0, v.shape[:2])
+        return out.unflatten(0, v.shape[:2])[..., : self.linear.out_features]
 
 
 class VNProjection(nn.Module):
@@ -127,9 +180,15 @@ class VNProjection(nn.Module):
         self.layer2 = VNLayer(channels // 2, channels // 4)
         self.linear = nn.Linear(channels // 4, vectors, bias=False)
 
-    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch 3 m"]:
-        """Project the vectors of every point."""
-        return self.linear(self.layer2(self.layer1(v)))
+    def forward(
+        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
+    ) -> Float[Tensor, "*batch 3 m"]:
+        """Project the vectors of every point, and those that its cloud has in common."""
+        if use_kernels(v):
+            return vn_linear(
+                self.layer2.fused(self.layer1.fused(v, mean)), None, self.linear.weight
+            )
+        return self.linear(self.layer2(self.layer1(v, mean)))
 
 
 class VNInvariants(nn.Module):
@@ -145,6 +204,11 @@ class VNInvariants(nn.Module):
         super().__init__()
         self.projection = VNProjection(channels, 3)
 
-    def forward(self, v: Float[Tensor, "*batch 3 c"]) -> Float[Tensor, "*batch c3"]:
-        """Return the 3c inner products of every point, those with z_1 first."""
-        return (self.projection(v).mT @ v).flatten(-2)
+    def forward(
+        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
+    ) -> Float[Tensor, "*batch e"]:
+        """Return the inner products of every point, those with z_1 first."""
+        z = self.projection(v, mean).mT
+        if mean is None:
+            return (z @ v).flatten(-2)
+        return torch.cat([z @ v, z @ mean], dim=-1).flatten(-2)

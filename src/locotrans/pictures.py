@@ -1,0 +1,204 @@
+"""Pictures of clouds: plain drawings of points, frames and poses, made by matplotlib.
+
+Clouds are drawn in a parallel projection, so that lengths and right angles can be compared
+across panels; what is nearer is darker and lies on top. matplotlib is imported by the functions
+that need it, and draws into memory (Agg): no window, no global state.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locotrans.geometry import Axis, axis_rotation
+
+RED, GREEN, INK, PALE = "#d62728", "#2ca02c", "#22303c", "#c9d3dc"
+AXIS_COLORS = (RED, GREEN)  # of u1 and u2, as in the paper's Fig. 5
+
+Axes = Any  # matplotlib's classes, which are not imported here
+Figure = Any
+
+
+class Answer(NamedTuple):
+    """What a network says of a pose."""
+
+    who: str
+    text: str
+    right: bool
+
+
+def view_rotation(azimuth: float = 35.0, elevation: float = 20.0) -> Float[Tensor, "3 3"]:
+    """Return the rotation into the camera: x to the right, y up, z towards the viewer.
+
+    The camera stands upright with respect to z.
+
+    Args:
+        azimuth: degrees that the cloud is turned about z.
+        elevation: degrees from which the camera looks down.
+    """
+    turn, tilt = torch.tensor([math.radians(azimuth), math.radians(elevation - 90)]).unbind()
+    return axis_rotation("x", tilt) @ axis_rotation("z", turn)
+
+
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    """Make a figure with a grid of empty panels, each ``width`` by ``height`` inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(columns * width, rows * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for axes in panels:
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+    return figure, panels
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG: whole, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        figure.savefig(temporary, format="png", dpi=150, facecolor="white")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def draw_cloud(
+    axes: Axes,
+    points: Float[Tensor, "n 3"],
+    view: Float[Tensor, "3 3"] | None = None,
+    size: float = 14.0,
+) -> None:
+    """Draw the points of a cloud, the near ones dark and the far ones pale."""
+    seen = (points @ (view_rotation() if view is None else view).mT).cpu()
+    seen = seen[seen[:, 2].argsort()]  # the nearest last, on top
+    x, y, depth = seen.unbind(-1)
+    axes.scatter(x, y, s=size, c=_shades(INK, depth), linewidths=0)
+    _limit(axes, points)
+
+
+def draw_axes(
+    axes: Axes,
+    points: Float[Tensor, "n 3"],
+    directions: Float[Tensor, "n 3"],
+    color: str,
+    view: Float[Tensor, "3 3"] | None = None,
+    length: float = 0.16,
+) -> None:
+    """Draw one unit vector at every point, as a line with a head."""
+    view = view_rotation() if view is None else view
+    start = (points @ view.mT).cpu()
+    step = (length * directions @ view.mT).cpu()
+    order = start[:, 2].argsort()
+    start, step = start[order], step[order]
+    axes.quiver(
+        start[:, 0],
+        start[:, 1],
+        step[:, 0],
+        step[:, 1],
+        color=_shades(color, start[:, 2]),
+        angles="xy",
+        scale_units="xy",
+        scale=1,
+        width=0.0055,
+        headwidth=3.4,
+        headlength=4.2,
+        headaxislength=3.8,
+        minlength=0,
+    )
+
+
+def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | None = None) -> None:
+    """Mark in the corner which way the object's up axis points in this pose."""
+    x, y, _ = ((view_rotation() if view is None else view) @ up).tolist()
+    corner, reach = (0.11, 0.11), 0.085
+    tip = (corner[0] + reach * x, corner[1] + reach * y)
+    style = {"arrowstyle": "-|>", "color": "#1f77b4", "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
+    frame = axes.transAxes
+    axes.annotate("", tip, corner, xycoords=frame, textcoords=frame, arrowprops=style)
+    axes.text(0.11, -0.02, "up", color="#1f77b4", fontsize=8, ha="center", transform=frame)
+
+
+def frames_figure(
+    clouds: Sequence[Float[Tensor, "n 3"]],
+    frames: Mapping[str, Sequence[Float[Tensor, "n 3 3"]]],
+    title: str = "",
+) -> Figure:
+    """Draw u1 (red) and u2 (green) at every point: a row for each cloud, a column for each title.
+
+    Args:
+        clouds: the clouds.
+        frames: for each title, the frames of every cloud, with the axes as columns.
+        title: title of the whole.
+    """
+    figure, panels = new_figure(len(clouds), len(frames), 4.6, 4.4)
+    for row, points in enumerate(clouds):
+        for column, (name, of_clouds) in enumerate(frames.items()):
+            axes = panels[row * len(frames) + column]
+            draw_cloud(axes, points, size=9)
+            for i, color in enumerate(AXIS_COLORS):
+                draw_axes(axes, points, of_clouds[row][:, :, i], color)
+            if row == 0:
+                axes.set_title(name, fontsize=11, color=INK)
+    figure.suptitle(title, fontsize=12, color=INK)
+    return figure
+
+
+def poses_figure(
+    poses: Sequence[Float[Tensor, "n 3"]],
+    ups: Sequence[Float[Tensor, "3"]],
+    answers: Sequence[Sequence[Answer]],
+    title: str = "",
+    names: Sequence[str] = (),
+) -> Figure:
+    """Draw one shape in several poses, with the networks' answers under each.
+
+    Args:
+        poses: the cloud in each pose.
+        ups: where the object's up axis points in each pose.
+        answers: the answers for each pose; the right ones are green, the wrong ones red.
+        title: title of the whole.
+        names: title of each pose.
+    """
+    figure, panels = new_figure(1, len(poses), 2.5, 3.5)
+    for i, (axes, points) in enumerate(zip(panels, poses, strict=True)):
+        draw_cloud(axes, points, size=12)
+        draw_up(axes, ups[i])
+        for line, answer in enumerate(answers[i]):
+            color = GREEN if answer.right else RED
+            y = -0.12 - 0.17 * line
+            here: dict[str, Any] = {"ha": "center", "va": "top", "transform": axes.transAxes}
+            axes.text(0.5, y, answer.who, fontsize=8, color="#5c6b77", **here)
+            axes.text(0.5, y - 0.06, answer.text, fontsize=11, color=color, weight="bold", **here)
+        if names:
+            axes.set_title(names[i], fontsize=10, color=INK)
+    figure.suptitle(title, fontsize=12, color=INK)
+    return figure
+
+
+def up_vector(axis: Axis) -> Float[Tensor, "3"]:
+    """Return the unit vector of a named axis."""
+    return torch.eye(3)[("x", "y", "z").index(axis)]
+
+
+def _shades(color: str, depth: Float[Tensor, "n"]) -> list[tuple[float, float, float]]:
+    """Mix ``color`` with a pale one, the more the farther away."""
+    from matplotlib.colors import to_rgb
+
+    near, far = torch.tensor(to_rgb(color)), torch.tensor(to_rgb(PALE))
+    share = (depth - depth.min()) / (depth.max() - depth.min()).clamp_min(1e-9)
+    mixed = far + (0.3 + 0.7 * share)[:, None] * (near - far)
+    return [tuple(row) for row in mixed.tolist()]
+
+
+def _limit(axes: Axes, points: Float[Tensor, "n 3"]) -> None:
+    """Give the panel the same scale whatever the pose: that of the enclosing sphere."""
+    radius = 1.12 * float(points.norm(dim=-1).max().clamp_min(1e-9))
+    axes.set_xlim(-radius, radius)
+    axes.set_ylim(-radius, radius)

@@ -1,0 +1,240 @@
+"""The fused relative-pose convolution against `locotrans.nn.rpr`, which is run in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from locotrans.geometry.neighbors import gather
+from locotrans.nn.edge import leaky_max
+from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from locotrans.kernels import rpr_launch
+from locotrans.kernels.rpr import RPRLayers, rpr_conv, supported
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several programs, several tiles each, several blocks of columns: in a cloud of few points."""
+    for name, size in {"POINT_ROWS": 16, "EDGE_ROWS": 32, "COLUMNS": 16}.items():
+        monkeypatch.setattr(rpr_launch, name, size)
+    monkeypatch.setattr(rpr_launch, "FORWARD_PROGRAMS", 2)
+    monkeypatch.setattr(rpr_launch, "BACKWARD_PROGRAMS", 2)
+
+
+def make(b, n, k, cv, c, d, refine, generator):
+    """Return a layer whose batch norms are not the identity, and its inputs."""
+    conv = RelativePoseConv(3 * cv, c, d, refine=refine)
+    with torch.no_grad():
+        for p in conv.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / max(p[0].numel(), 1) ** 0.5)
+        for norm in conv.modules():
+            if isinstance(norm, nn.BatchNorm1d):
+                norm.running_mean.copy_(torch.randn(norm.num_features, generator=generator) / 4)
+                norm.running_var.copy_(torch.rand(norm.num_features, generator=generator) + 0.5)
+        conv.norm.weight[0] = 0  # then the first neighbour is chosen; others are negative
+    x = torch.randn(b, n, c, generator=generator)
+    v = torch.randn(b, n, 3, cv, generator=generator)
+    frames = torch.linalg.qr(torch.randn(b, n, 3, 3, generator=generator))[0]
+    neighbors = torch.randint(n, (b, n, k), generator=generator)
+    return conv, x, v, frames, neighbors
+
+
+def layers_of(conv):
+    names = RPRLayers._fields
+    return RPRLayers(*(getattr(conv, name) for name in names))
+
+
+def fused(conv, x, v, frames, neighbors, **options):
+    b, n, k = neighbors.shape
+    first = torch.arange(b, device=x.device)[:, None, None] * n
+    w1, w2 = conv.linear.weight.chunk(2, dim=-1)
+    points = (t.flatten(0, 1) for t in (conv.basis(x), F.linear(x, w2 - w1), v, frames))
+    index = (neighbors + first).reshape(b * n, k).int()
+    return rpr_conv(*points, index, w1, layers_of(conv), **options).unflatten(0, (b, n))
+
+
+def plain(conv, x, v, frames, neighbors):
+    return conv(x, equivariant_pose(v, neighbors, frames), neighbors)
+
+
+def gradients(function, conv, x, v, frames, neighbors, dout, **options):
+    """Return the output, and the gradients of inputs and parameters by name."""
+    x, v = x.clone().requires_grad_(), v.clone().requires_grad_()
+    out = function(conv, x, v, frames, neighbors, **options)
+    out.backward(dout.to(out))
+    grads = {name: p.grad for name, p in conv.named_parameters()}
+    return out, {"x": x.grad, "v": v.grad} | grads
+
+
+def assert_near(a, b, tolerance, name=""):
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    error = (a - b).norm() / b.norm().clamp(min=1e-6)  # a bias before a batch norm: 0
+    assert error <= tolerance, f"{name}: {error:.1e}"
+
+
+def assert_same(case, device, generator, tolerance=1e-4, reference=plain, training=True, **options):
+    """Compare outputs, running statistics and all gradients with those of the reference."""
+    conv, x, v, frames, neighbors = case
+    conv.train(training)
+    exact = copy.deepcopy(conv).double()
+    dout = torch.randn(*x.shape[:2], conv.norm.num_features, generator=generator)
+    inputs = [t.double() if t.is_floating_point() else t for t in (x, v, frames, neighbors)]
+    expected, expected_grads = gradients(reference, exact, *inputs, dout)
+    conv = conv.to(device)
+    inputs = [t.to(device) for t in (x, v, frames, neighbors)]
+    out, grads = gradients(fused, conv, *inputs, dout, **options)
+    assert_near(out, expected, tolerance, "output")
+    for name, grad in expected_grads.items():
+        assert_near(grads[name], grad, tolerance, f"gradient of {name}")
+    for (name, a), b in zip(conv.named_buffers(), exact.buffers(), strict=True):
+        assert_near(a, b, tolerance, name)
+
+
+SIZES = {
+    "odd sizes": (2, 9, 4, 5, 12, 20),
+    "one neighbor": (1, 19, 1, 17, 10, 16),
+    "several blocks of columns": (1, 11, 3, 2, 34, 40),
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("refine", [True, False], ids=["refine", "light"])
+@pytest.mark.parametrize("size", SIZES)
+def test_agrees_with_the_plain_code(size, refine, training, device, small_blocks, generator):
+    case = make(*SIZES[size], refine, generator)
+    assert_same(case, device, generator, training=training)
+
+
+def test_many_neighbors(device, monkeypatch, generator):
+    monkeypatch.setattr(rpr_launch, "POINT_ROWS", 16)
+    assert_same(make(1, 10, 64, 3, 16, 16, False, generator), device, generator)
+
+
+def test_duplicated_points_share_their_gradient(device, small_blocks, generator):
+    # which of two equal edges is the maximum is nobody's business: the sum over duplicates counts
+    conv, x, v, frames, neighbors = make(1, 6, 5, 4, 16, 16, True, generator)
+
+    def repeated(function):
+        def call(conv, x, v, frames, neighbors, **options):
+            x, v = x.repeat(1, 3, 1), v.repeat(1, 3, 1, 1)
+            return function(conv, x, v, frames.repeat(1, 3, 1, 1), neighbors, **options)
+
+        return call
+
+    neighbors = torch.randint(18, (1, 18, 5), generator=generator)
+    conv.train()
+    exact = copy.deepcopy(conv).double()
+    dout = torch.randn(1, 18, 16, generator=generator)
+    inputs = (x.double(), v.double(), frames.double(), neighbors)
+    expected, expected_grads = gradients(repeated(plain), exact, *inputs, dout)
+    inputs = [t.to(device) for t in (x, v, frames, neighbors)]
+    out, grads = gradients(repeated(fused), conv.to(device), *inputs, dout)
+    assert_near(out, expected, 1e-4)
+    for name, grad in expected_grads.items():
+        assert_near(grads[name], grad, 1e-4, name)
+
+
+def test_one_point(device, generator):
+    conv, *inputs = make(1, 1, 1, 2, 8, 8, True, generator)
+    conv, inputs = conv.to(device).eval(), [t.to(device) for t in inputs]
+    assert_near(fused(conv, *inputs), plain(conv, *inputs), 1e-4)
+    with pytest.raises(ValueError, match="at least two edges"):
+        fused(conv.train(), *inputs)
+
+
+def test_some_of_the_points_at_a_time(device, small_blocks, generator):
+    conv, x, v, frames, neighbors = (t.to(device) for t in make(1, 20, 3, 4, 16, 16, True, generator))
+    w1, w2 = conv.eval().linear.weight.chunk(2, dim=-1)
+    with torch.inference_mode():
+        parts = [
+            rpr_conv(
+                conv.basis(x[0]), F.linear(x[0, s], w2 - w1), v[0], frames[0, s],
+                neighbors[0, s].int(), w1, layers_of(conv), v_reference=v[0, s],
+            )
+            for s in (slice(0, 13), slice(13, 20))
+        ]  # fmt: skip
+        assert_near(torch.cat(parts), plain(conv, x, v, frames, neighbors)[0], 1e-4)
+
+
+class Rounded(torch.autograd.Function):
+    """Rounding to bfloat16, the identity to gradients. Triton's interpreter truncates."""
+
+    @staticmethod
+    def forward(ctx, x):
+        if rpr_launch.INTERPRETED:
+            return (x.float().view(torch.int32) & -65536).view(torch.float32).to(x)
+        return x.to(torch.bfloat16).to(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def plain_rounded(conv, x, v, frames, neighbors):
+    """`RelativePoseConv` with every factor and every stored tensor rounded where the kernels do."""
+    rounded = Rounded.apply
+
+    def linear(layer, t):
+        return F.linear(rounded(t), rounded(layer.weight), layer.bias)
+
+    def norm(layer, t):
+        # the statistics are those of the exact tensor, as in the kernels
+        mean, var = t.flatten(0, -2).mean(0), t.flatten(0, -2).var(0, unbiased=False)
+        layer(t)
+        return F.relu((rounded(t) - mean) * (var + layer.eps).rsqrt() * layer.weight + layer.bias)
+
+    pose = equivariant_pose(v, neighbors, frames)
+    a = norm(conv.kernel_norm, linear(conv.kernel1, pose))
+    a = norm(conv.pose_norm, linear(conv.kernel2, a) * gather(conv.basis(x), neighbors))
+    a = norm(conv.refine_norm, linear(conv.refine, a))
+    w1, w2 = conv.linear.weight.chunk(2, dim=-1)
+    e = F.linear(rounded(a), rounded(w1)) + F.linear(x, w2 - w1).unsqueeze(2)
+    return leaky_max(conv.norm(e))
+
+
+def test_bfloat16_rounds_what_it_stores_and_multiplies(device, small_blocks, generator):
+    case = make(2, 13, 5, 4, 16, 32, True, generator)
+    options = {"tolerance": 0.05, "reference": plain_rounded, "store": torch.bfloat16}
+    assert_same(case, device, generator, **options)
+
+
+def test_only_small_layers_are_supported():
+    assert supported(42, 128, 256, 20)
+    assert not supported(42, 256, 256, 20)
+    assert not supported(21, 64, 64, 128)
+
+
+LAYERS = [(21, 64, 64), (21, 64, 128), (42, 128, 256)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "bf16"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_of_the_network_on_the_gpu(layer, precision, generator):
+    case = make(2, 301, 20, *layer, True, generator)
+    if precision == "bf16":
+        options = {"tolerance": 0.05, "reference": plain_rounded, "store": torch.bfloat16}
+    else:
+        options = {"tolerance": 1e-3, "precision": precision}
+    assert_same(case, "cuda", generator, **options)
+
+
+@pytest.mark.gpu
+def test_step_can_be_captured_in_a_graph(generator):
+    conv, *inputs = make(2, 300, 20, 21, 64, 64, True, generator)
+    conv, inputs = conv.cuda(), [t.cuda() for t in inputs]
+    x = inputs[0].requires_grad_()
+    fused(conv, *inputs, store=torch.bfloat16).sum().backward()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    x.grad = None
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        fused(conv, *inputs, store=torch.bfloat16).sum().backward()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert x.grad.isfinite().all()
+    assert x.grad.abs().sum() > 0
