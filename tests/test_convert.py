@@ -27,7 +27,8 @@ def their_name(name):
     if match := re.fullmatch(r"invariant_branch\.convs\.(\d)\.(\w+)", module):
         theirs = {ours: name for name, ours in _RPR.items()}
         return f"pari_{int(match[1]) + 2}.{theirs[match[2]]}.{leaf}"
-    return {ours: name for name, ours in _MODULES.items()}[module] + f".{leaf}"
+    first_names = {ours: name for name, ours in reversed(_MODULES.items())}
+    return f"{first_names[module]}.{leaf}"
 
 
 def their_layout(name, tensor):
@@ -104,7 +105,7 @@ def test_parameters_that_their_network_never_uses_are_dropped(network, theirs):
     name = "locotrans_dgcnn" if network.fusion is not None else "locotrans_dgcnn_light"
     classes_left_out = (40 - CLASSES) * (256 + 1) * (3 if network.fusion is not None else 2)
     assert ours + classes_left_out == known[name]
-    assert all(our_name(f"{bn}.weight") is None for bn in ("bn1", "bn2", "bn3", "bn4", "bn5"))
+    assert all(our_name(f"{name}.weight") is None for name in UNUSED)
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ def test_plain_dgcnn_fails(points):
 def test_a_sabotaged_frame_fails(small, points, monkeypatch):
     whole = paper.LCRF.forward
 
-    def fixed_third_axis(self, v):
-        vectors, frames = whole(self, v)
+    def fixed_third_axis(self, *inputs):
+        vectors, frames = whole(self, *inputs)
         return vectors, torch.cat([frames[..., :2], torch.ones_like(frames[..., 2:])], dim=-1)
 
     monkeypatch.setattr(paper.LCRF, "forward", fixed_third_axis)

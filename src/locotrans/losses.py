@@ -42,6 +42,8 @@ def smoothed_cross_entropy(
     Differs: `torch.nn.functional.cross_entropy` spreads it over all classes; the same mass on the
         others needs ``label_smoothing = smoothing * classes / (classes - 1)``.
     """
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
     classes = logits.shape[-1]
     if classes < 2:
         return F.cross_entropy(logits, labels)

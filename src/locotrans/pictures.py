@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     right: bool
 
 
-def view_rotation(azimuth: float = 35.0, elevation: float = 20.0) -> Float[Tensor, "3 3"]:
+def view_rotation(azimuth: float = 35.0, elevation: float = 25.0) -> Float[Tensor, "3 3"]:
     """Return the rotation into the camera: x to the right, y up, z towards the viewer.
 
     The camera stands upright with respect to z.
@@ -44,17 +44,35 @@ def view_rotation(azimuth: float = 35.0, elevation: float = 20.0) -> Float[Tenso
     return axis_rotation("x", tilt) @ axis_rotation("z", turn)
 
 
-def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a grid of empty panels, each ``width`` by ``height`` inches."""
+def new_figure(
+    rows: int, columns: int, width: float, height: float, above: float = 0.0, below: float = 0.0
+) -> tuple[Figure, list[Axes]]:
+    """Make a figure with a grid of empty panels of equal scale along both directions.
+
+    Args:
+        rows: rows of panels.
+        columns: columns of panels.
+        width: width of a panel, in inches.
+        height: height of a panel.
+        above: room for titles above every panel.
+        below: room for text below every panel.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
-    figure = NewFigure(figsize=(columns * width, rows * height), layout="constrained")
+    title = 0.55
+    cell = above + height + below
+    total = title + rows * cell
+    figure = NewFigure(figsize=(columns * width, total))
     FigureCanvasAgg(figure)
-    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for axes in panels:
-        axes.set_aspect("equal")
-        axes.set_axis_off()
+    panels = []
+    for row in range(rows):
+        bottom = (total - title - row * cell - above - height) / total
+        for column in range(columns):
+            axes = figure.add_axes((column / columns, bottom, 1 / columns, height / total))
+            axes.set_aspect("equal", adjustable="datalim")
+            axes.set_axis_off()
+            panels.append(axes)
     return figure, panels
 
 
@@ -80,7 +98,6 @@ def draw_cloud(
     seen = seen[seen[:, 2].argsort()]  # the nearest last, on top
     x, y, depth = seen.unbind(-1)
     axes.scatter(x, y, s=size, c=_shades(INK, depth), linewidths=0)
-    _limit(axes, points)
 
 
 def draw_axes(
@@ -89,7 +106,7 @@ def draw_axes(
     directions: Float[Tensor, "n 3"],
     color: str,
     view: Float[Tensor, "3 3"] | None = None,
-    length: float = 0.16,
+    length: float = 0.17,
 ) -> None:
     """Draw one unit vector at every point, as a line with a head."""
     view = view_rotation() if view is None else view
@@ -106,7 +123,7 @@ def draw_axes(
         angles="xy",
         scale_units="xy",
         scale=1,
-        width=0.0055,
+        width=0.008,
         headwidth=3.4,
         headlength=4.2,
         headaxislength=3.8,
@@ -117,7 +134,7 @@ def draw_axes(
 def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | None = None) -> None:
     """Mark in the corner which way the object's up axis points in this pose."""
     x, y, _ = ((view_rotation() if view is None else view) @ up).tolist()
-    corner, reach = (0.11, 0.11), 0.085
+    corner, reach = (0.11, 0.13), 0.1
     tip = (corner[0] + reach * x, corner[1] + reach * y)
     style = {"arrowstyle": "-|>", "color": "#1f77b4", "lw": 1.6, "shrinkA": 0, "shrinkB": 0}
     frame = axes.transAxes
@@ -128,25 +145,37 @@ def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | Non
 def frames_figure(
     clouds: Sequence[Float[Tensor, "n 3"]],
     frames: Mapping[str, Sequence[Float[Tensor, "n 3 3"]]],
+    notes: Mapping[str, Sequence[str]],
     title: str = "",
 ) -> Figure:
-    """Draw u1 (red) and u2 (green) at every point: a row for each cloud, a column for each title.
+    """Draw the first axis (red) and the second (green) of the frames at every point.
+
+    Each cloud has a row, and each kind of frames two panels in it, so that an axis is not hidden
+    by the other.
 
     Args:
         clouds: the clouds.
-        frames: for each title, the frames of every cloud, with the axes as columns.
+        frames: for each kind, the frames of every cloud, with the axes as columns.
+        notes: for each kind, a line to print above either axis.
         title: title of the whole.
     """
-    figure, panels = new_figure(len(clouds), len(frames), 4.6, 4.4)
+    figure, panels = new_figure(len(clouds), 2 * len(frames), 3.2, 3.0, above=0.5)
+    titles = [
+        (f"{kind}, $u_{i + 1}$\n{notes[kind][i]}", AXIS_COLORS[i])
+        for kind in frames
+        for i in range(2)
+    ]
     for row, points in enumerate(clouds):
-        for column, (name, of_clouds) in enumerate(frames.items()):
-            axes = panels[row * len(frames) + column]
-            draw_cloud(axes, points, size=9)
+        axes_of_row = iter(panels[row * len(titles) :])
+        for of_clouds in frames.values():
             for i, color in enumerate(AXIS_COLORS):
+                axes = next(axes_of_row)
+                draw_cloud(axes, points, size=8.0)
                 draw_axes(axes, points, of_clouds[row][:, :, i], color)
-            if row == 0:
-                axes.set_title(name, fontsize=11, color=INK)
-    figure.suptitle(title, fontsize=12, color=INK)
+                axes.margins(0.16)
+    for axes, (text, color) in zip(panels, titles, strict=False):  # above the first row
+        axes.set_title(text, fontsize=11, color=color)
+    figure.suptitle(title, fontsize=12, color=INK, y=0.99)
     return figure
 
 
@@ -154,8 +183,8 @@ def poses_figure(
     poses: Sequence[Float[Tensor, "n 3"]],
     ups: Sequence[Float[Tensor, "3"]],
     answers: Sequence[Sequence[Answer]],
+    names: Sequence[str],
     title: str = "",
-    names: Sequence[str] = (),
 ) -> Figure:
     """Draw one shape in several poses, with the networks' answers under each.
 
@@ -163,22 +192,23 @@ def poses_figure(
         poses: the cloud in each pose.
         ups: where the object's up axis points in each pose.
         answers: the answers for each pose; the right ones are green, the wrong ones red.
-        title: title of the whole.
         names: title of each pose.
+        title: title of the whole.
     """
-    figure, panels = new_figure(1, len(poses), 2.5, 3.5)
-    for i, (axes, points) in enumerate(zip(panels, poses, strict=True)):
-        draw_cloud(axes, points, size=12)
-        draw_up(axes, ups[i])
-        for line, answer in enumerate(answers[i]):
-            color = GREEN if answer.right else RED
-            y = -0.12 - 0.17 * line
+    lines = max(map(len, answers), default=0)
+    figure, panels = new_figure(1, len(poses), 2.3, 2.3, above=0.3, below=0.15 + 0.45 * lines)
+    for axes, points, up, said, name in zip(panels, poses, ups, answers, names, strict=True):
+        draw_cloud(axes, points)
+        _show_sphere(axes, points)
+        draw_up(axes, up)
+        axes.set_title(name, fontsize=10, color=INK)
+        for line, answer in enumerate(said):
+            y = -0.08 - 0.195 * line  # in heights of a panel
             here: dict[str, Any] = {"ha": "center", "va": "top", "transform": axes.transAxes}
             axes.text(0.5, y, answer.who, fontsize=8, color="#5c6b77", **here)
-            axes.text(0.5, y - 0.06, answer.text, fontsize=11, color=color, weight="bold", **here)
-        if names:
-            axes.set_title(names[i], fontsize=10, color=INK)
-    figure.suptitle(title, fontsize=12, color=INK)
+            color = GREEN if answer.right else RED
+            axes.text(0.5, y - 0.06, answer.text, fontsize=12, color=color, weight="bold", **here)
+    figure.suptitle(title, fontsize=12, color=INK, y=0.98)
     return figure
 
 
@@ -197,8 +227,8 @@ def _shades(color: str, depth: Float[Tensor, "n"]) -> list[tuple[float, float, f
     return [tuple(row) for row in mixed.tolist()]
 
 
-def _limit(axes: Axes, points: Float[Tensor, "n 3"]) -> None:
-    """Give the panel the same scale whatever the pose: that of the enclosing sphere."""
-    radius = 1.12 * float(points.norm(dim=-1).max().clamp_min(1e-9))
+def _show_sphere(axes: Axes, points: Float[Tensor, "n 3"]) -> None:
+    """Show the sphere about the origin that holds the cloud: the same scale in every pose."""
+    radius = 1.05 * float(points.norm(dim=-1).max().clamp_min(1e-9))
     axes.set_xlim(-radius, radius)
     axes.set_ylim(-radius, radius)

@@ -19,8 +19,10 @@ from locotrans.kernels.rpr import RPRLayers, rpr_conv, supported
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several programs, several tiles each, several blocks of columns: in a cloud of few points."""
-    for name, size in {"POINT_ROWS": 16, "EDGE_ROWS": 32, "COLUMNS": 16}.items():
-        monkeypatch.setattr(rpr_launch, name, size)
+    small = {kernel: rpr_launch.Launch(32, 16, 4, 2) for kernel in rpr_launch.LAUNCHES}
+    small |= {kernel: rpr_launch.Launch(16, 16, 4, 2) for kernel in ("pose", "max", "pose_backward")}
+    monkeypatch.setattr(rpr_launch, "LAUNCHES", small)
+    monkeypatch.setattr(rpr_launch, "FLOAT32_LAUNCHES", small)
     monkeypatch.setattr(rpr_launch, "FORWARD_PROGRAMS", 2)
     monkeypatch.setattr(rpr_launch, "BACKWARD_PROGRAMS", 2)
 
@@ -109,8 +111,7 @@ def test_agrees_with_the_plain_code(size, refine, training, device, small_blocks
     assert_same(case, device, generator, training=training)
 
 
-def test_many_neighbors(device, monkeypatch, generator):
-    monkeypatch.setattr(rpr_launch, "POINT_ROWS", 16)
+def test_many_neighbors(device, generator):
     assert_same(make(1, 10, 64, 3, 16, 16, False, generator), device, generator)
 
 

@@ -35,10 +35,12 @@ def test_frames_turn_along():
 
 def test_no_gradient_below_the_head():
     head = LCRF(8).double()
-    v = draw(2, 7, 3, 8).requires_grad_()
-    _, frames = head(v)
+    v = draw(2, 7, 3, 4).requires_grad_()
+    mean = draw(2, 1, 3, 4, seed=1).requires_grad_()
+    _, frames = head(v, mean)
     (frames * draw(3, 3)).sum().backward()
     assert v.grad is None
+    assert mean.grad is None
     assert all(parameter.grad.abs().sum() > 0 for parameter in head.projection.linear.parameters())
 
 

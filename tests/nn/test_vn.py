@@ -117,3 +117,15 @@ def test_invariants_are_inner_products_with_three_vectors():
     expected = torch.cat([(z[..., i : i + 1] * v).sum(-2) for i in range(3)], dim=-1)
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(module(ROTATION @ v), out)
+
+
+@pytest.mark.parametrize(
+    "module", [VNLayer(8, 6), VNProjection(8, 2), VNInvariants(8)], ids=lambda m: type(m).__name__
+)
+def test_mean_of_the_cloud_counts_as_channels_behind_those_of_a_point(module):
+    module = module.double()
+    v = draw(2, 7, 3, 4)
+    mean = v.mean(1, keepdim=True)
+    appended = torch.cat([v, mean.expand_as(v)], dim=-1)
+    torch.testing.assert_close(module(v, mean), module(appended))
+    assert not torch.allclose(module(v, 2 * mean), module(appended))

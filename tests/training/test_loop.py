@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from locotrans.training import TrainConfig, evaluate, load_weights, train
-from locotrans.training import loop as loop_module
+from locotrans.training import step as step_module
 from locotrans.training.loop import augment, epoch_order, learning_rate
 from locotrans.training.run import Run
 
@@ -101,7 +101,7 @@ def test_a_folder_of_something_else_is_refused(tiny):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny, monkeypatch):
-    whole = loop_module.classification_losses
+    whole = step_module.classification_losses
     calls = 0
 
     def poisoned(*args, **kwargs):
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny, 
         calls += 1
         return losses._replace(total=losses.total * math.nan) if calls == 5 else losses
 
-    monkeypatch.setattr(loop_module, "classification_losses", poisoned)
+    monkeypatch.setattr(step_module, "classification_losses", poisoned)
     with pytest.raises(ValueError, match="finite in step 4 of"):
         train(tiny, QUIET)
     model, metadata = load_weights(tiny.out / "checkpoint.safetensors")

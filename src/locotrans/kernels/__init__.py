@@ -34,5 +34,11 @@ def use_kernels(x: Tensor) -> bool:
     )
 
 
+def edge_dtype() -> torch.dtype:
+    """Return the type of edge tensors that the kernels store: bfloat16 under autocast to it."""
+    mixed = torch.is_autocast_enabled("cuda")
+    return torch.bfloat16 if mixed else torch.float32
+
+
 _has_triton = importlib.util.find_spec("triton") is not None
 set_kernels(os.environ.get("LOCOTRANS_KERNELS", "auto"))

@@ -49,8 +49,8 @@ def load_gradient(
 @no_type_check
 def store_matrix(pointer, program, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, x):
     """Store a block of the (ROWS, COLS) matrix of a program."""
-    at = pointer + program * (ROWS * COLS) + rows[:, None] * COLS + cols[None, :]
-    tl.store(at, x)
+    pointer += program.to(tl.int64) * (ROWS * COLS)
+    tl.store(pointer + rows[:, None] * COLS + cols[None, :], x)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def point_sums_kernel(
     SLOPE: tl.constexpr,
 ):
     """Partial sums of g = dL/dout leaky'(bn(e)) and of g ehat, at the chosen edges."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     d = tl.program_id(1) * COLS + tl.arange(0, COLS)
@@ -106,7 +106,7 @@ def point_terms_kernel(
     chosen = scale g,  dense = -scale (c1 + c2 rstd (z - mean)),
     dz = chosen - scale (k c1 + c2 rstd (total - k mean)).
     """
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = r < points
     d = tl.program_id(1) * COLS + tl.arange(0, COLS)
     g = load_rows(grad_ptr, r, d, DP, inside)
@@ -128,22 +128,34 @@ def point_terms_kernel(
 
 @triton.jit
 @no_type_check
+def load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, cols, K: tl.constexpr,
+                      DP: tl.constexpr, inside, TRAINING: tl.constexpr):  # fmt: skip
+    """Form the part S of the gradient of e that does not depend on a: [chosen edge] chosen + dense."""
+    r = rows // K
+    n = rows - r * K
+    at = r.to(tl.int64)[:, None] * DP + cols[None, :]
+    arg = tl.load(arg_ptr + at, mask=inside[:, None], other=-1)
+    chosen = tl.load(chosen_ptr + at, mask=inside[:, None], other=0.0)
+    s = tl.where(arg.to(tl.int32) == n[:, None], chosen.to(tl.float32), 0.0)
+    if TRAINING:
+        s += tl.load(dense_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    return s
+
+
+@triton.jit
+@no_type_check
 def max_backward_kernel(
     x_ptr,  # (edges, CP), before its batch norm
     norm_ptr,  # (4, CP)
-    weight_ptr,  # (D, C), its rows `stride` apart
-    gram_weight_ptr,  # (CP, CP), if TRAINING
+    weight_ptr,  # (D, C)
+    gram_weight_ptr,  # (C, C), if TRAINING
     chosen_ptr,  # (m, DP)
     dense_ptr,  # (m, DP), if TRAINING
     arg_ptr,  # (m, DP) int8
     dz_ptr,  # (edges, CP)
     sums_ptr,  # (programs, 2, CP)
-    dweight_ptr,  # (programs, DP, CP)
-    gram_ptr,  # (programs, CP, CP), if TRAINING
     edges,
-    k,
-    tiles,  # of a program
-    stride,
+    K: tl.constexpr,
     C: tl.constexpr,
     D: tl.constexpr,
     CP: tl.constexpr,
@@ -153,53 +165,71 @@ def max_backward_kernel(
     TRAINING: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Backward of the max stage, for COLS of the columns of a.
+    """da = S W1 + a G: the gradient of e is S - diag(w) W1 a, and G = -W1^T diag(w) W1."""
+    program = tl.program_id(0)
+    rows = program * ROWS + tl.arange(0, ROWS)
+    inside = rows < edges
+    c = tl.arange(0, CP)
+    x = load_rows(x_ptr, rows, c, CP, inside)
+    a = x * load_vector(norm_ptr, c, CP) + load_vector(norm_ptr + CP, c, CP)
+    if TRAINING:
+        g = load_matrix(gram_weight_ptr, c, c, C, 1, C, C, PRECISION)
+        da = dot(tl.maximum(a, 0.0), g, PRECISION)
+    else:
+        da = tl.zeros((ROWS, CP), tl.float32)
+    for first in range(0, DP, COLS):
+        d = first + tl.arange(0, COLS)
+        s = load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, d, K, DP, inside, TRAINING)
+        w = load_matrix(weight_ptr, d, c, C, 1, D, C, PRECISION)  # (COLS, CP)
+        da += dot(s, w, PRECISION)
+    dz = tl.where((a > 0) & inside[:, None], da, 0.0)
+    store_rows(dz_ptr, rows, c, CP, inside, dz)
+    xhat = (x - load_vector(norm_ptr + 2 * CP, c, CP)) * load_vector(norm_ptr + 3 * CP, c, CP)
+    store_sums(sums_ptr, program, c, CP, dz, dz * xhat)
 
-    de = S - diag(w) W1 a with S = [chosen edge] chosen_r + dense_r. So da = S W1 + a G with
-    G = -W1^T diag(w) W1, and dW1 = S^T a - diag(w) W1 (a^T a).
+
+@triton.jit
+@no_type_check
+def max_weight_kernel(
+    x_ptr,  # (edges, CP), before its batch norm
+    norm_ptr,  # (4, CP)
+    chosen_ptr,  # (m, DP)
+    dense_ptr,  # (m, DP), if TRAINING
+    arg_ptr,  # (m, DP) int8
+    out_ptr,  # (programs, DP, CP), or (programs, CP, CP) if GRAM
+    edges,
+    tiles,  # of a program
+    K: tl.constexpr,
+    CP: tl.constexpr,
+    DP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    GRAM: tl.constexpr,
+    TRAINING: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Partial sums of S^T a, or of a^T a if GRAM: dW1 = S^T a - diag(w) W1 (a^T a).
+
+    Programs that share edges are neighbours in the grid, so x comes from the cache.
     """
-    program = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(1)
     c = tl.arange(0, CP)
     b = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    d = tl.arange(0, DP)
-    w = load_matrix(weight_ptr, d, b, stride, 1, D, C, PRECISION)  # (DP, COLS)
-    scale = load_vector(norm_ptr, b, CP)
-    shift = load_vector(norm_ptr + CP, b, CP)
-    mean = load_vector(norm_ptr + 2 * CP, b, CP)
-    rstd = load_vector(norm_ptr + 3 * CP, b, CP)
-    dw = tl.zeros((DP, COLS), tl.float32)
-    gram = tl.zeros((CP, COLS), tl.float32)
-    s1 = tl.zeros((ROWS, COLS), tl.float32)
-    s2 = tl.zeros((ROWS, COLS), tl.float32)
+    scale = load_vector(norm_ptr, c, CP)
+    shift = load_vector(norm_ptr + CP, c, CP)
+    out = tl.zeros((COLS, CP), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
-        r = rows // k
-        n = (rows - r * k).to(tl.int32)
-        at = r[:, None] * DP + d[None, :]
-        arg = tl.load(arg_ptr + at, mask=inside[:, None], other=-1).to(tl.int32)
-        s = tl.where(arg == n[:, None], load_rows(chosen_ptr, r, d, DP, inside), 0.0)
-        x = load_rows(x_ptr, rows, b, CP, inside)
+        x = load_rows(x_ptr, rows, c, CP, inside)
         a = tl.where(inside[:, None], tl.maximum(x * scale + shift, 0.0), 0.0)
-        if TRAINING:
-            s += load_rows(dense_ptr, r, d, DP, inside)
-            full = load_rows(x_ptr, rows, c, CP, inside)
-            full = full * load_vector(norm_ptr, c, CP) + load_vector(norm_ptr + CP, c, CP)
-            full = tl.where(inside[:, None], tl.maximum(full, 0.0), 0.0)
-            g = load_matrix(gram_weight_ptr, c, b, CP, 1, CP, CP, PRECISION)
-            da = dot(s, w, PRECISION) + dot(full, g, PRECISION)
-            gram += dot(tl.trans(full), a, PRECISION)
+        if GRAM:
+            s = load_rows(x_ptr, rows, b, CP, inside) * load_vector(norm_ptr, b, CP)
+            s = tl.maximum(s + load_vector(norm_ptr + CP, b, CP), 0.0)
         else:
-            da = dot(s, w, PRECISION)
-        dw += dot(tl.trans(s), a, PRECISION)
-        dz = tl.where(a > 0, da, 0.0)
-        store_rows(dz_ptr, rows, b, CP, inside, dz)
-        s1 += dz
-        s2 += dz * (x - mean) * rstd
-    store_sums(sums_ptr, program, b, CP, s1, s2)
-    store_matrix(dweight_ptr, program, d, b, DP, CP, dw)
-    if TRAINING:
-        store_matrix(gram_ptr, program, c, b, CP, CP, gram)
+            s = load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, b, K, DP, inside, TRAINING)
+        out += dot(tl.trans(s), a, PRECISION)
+    store_matrix(out_ptr, program, b, c, CP if GRAM else DP, CP, out)
 
 
 @triton.jit
@@ -233,7 +263,7 @@ def linear_backward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Backward of `linear_kernel`, for COLS of the columns of a (all of them if MULTIPLY)."""
-    program = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(1)
     co = tl.arange(0, COP)
     b = tl.program_id(0) * COLS + tl.arange(0, COLS)
     w = load_matrix(weight_ptr, co, b, CI, 1, CO, CI, PRECISION)  # (COP, COLS)
@@ -300,7 +330,7 @@ def pose_backward_kernel(
     PRECISION: tl.constexpr,
 ):
     """Backward of `pose_kernel`: dF_a = S K_a, dv_j[i] = sum over a of U[i, a] dF_a = -dv_r[i]."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     c = tl.arange(0, CVP)
@@ -355,7 +385,7 @@ def pose_backward_kernel(
         f0 = dot(total, w0, PRECISION)
         f1 = dot(total, w1, PRECISION)
         f2 = dot(total, w2, PRECISION)
-        at = dreference_ptr + r[:, None] * (3 * CVP) + c[None, :]
+        at = dreference_ptr + r.to(tl.int64)[:, None] * (3 * CVP) + c[None, :]
         tl.atomic_add(at, -(u00 * f0 + u01 * f1 + u02 * f2), mask=wanted, sem="relaxed")
         tl.atomic_add(at + CVP, -(u10 * f0 + u11 * f1 + u12 * f2), mask=wanted, sem="relaxed")
         tl.atomic_add(at + 2 * CVP, -(u20 * f0 + u21 * f1 + u22 * f2), mask=wanted, sem="relaxed")

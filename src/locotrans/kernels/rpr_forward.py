@@ -67,7 +67,7 @@ def load_vector(pointer, cols, COLS: tl.constexpr):
 @no_type_check
 def load_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside):
     """Load some columns of some rows of an (n, WIDTH) tensor in float32, zero where outside."""
-    at = pointer + rows[:, None] * WIDTH + cols[None, :]
+    at = pointer + rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
     return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
 
 
@@ -75,7 +75,7 @@ def load_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside):
 @no_type_check
 def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
     """Store some columns of some rows of an (n, WIDTH) tensor in its own type."""
-    at = pointer + rows[:, None] * WIDTH + cols[None, :]
+    at = pointer + rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
     tl.store(at, x.to(pointer.dtype.element_ty), mask=inside[:, None])
 
 
@@ -121,7 +121,7 @@ def pose_kernel(
 
     A program owns ROWS points and walks through their neighbours.
     """
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     c = tl.arange(0, CVP)
@@ -187,7 +187,7 @@ def linear_kernel(
     PRECISION: tl.constexpr,
 ):
     """y = W relu(bn(x)) + bias, times the factor of the neighbour j if MULTIPLY."""
-    program = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
     ci = tl.arange(0, CIP)
     co = tl.arange(0, COP)
     w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COP)
@@ -246,7 +246,7 @@ def max_kernel(
     of bn(e) is at the largest or at the smallest e. The first neighbour wins a tie, and wins if
     gamma is 0. Programs that share points are neighbours in the grid, so x comes from the cache.
     """
-    program = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(1)
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     c = tl.arange(0, CP)

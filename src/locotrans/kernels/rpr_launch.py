@@ -13,15 +13,47 @@ from locotrans.kernels import rpr_forward as forward
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
-# Sizes for an H200.
-POINT_ROWS = 64  # of a tile, where a program walks through the neighbours of its points
-EDGE_ROWS = 64  # of a tile, where a program walks through consecutive edges
-COLUMNS = 64  # of a block of output channels (max), of input channels (backward)
-FORWARD_PROGRAMS = 132 * 4
+FORWARD_PROGRAMS = 132 * 4  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
-WARPS = {"pose": 4, "linear": 8, "max": 8, "max_backward": 8, "linear_backward": 8, "pose_backward": 8}
-STAGES = {"pose": 2, "linear": 3, "max": 3, "max_backward": 2, "linear_backward": 2, "pose_backward": 2}
 INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
+
+
+class Launch(NamedTuple):
+    """How a kernel is cut into tiles and programs."""
+
+    rows: int
+    """Points or edges of a tile."""
+    columns: int
+    """Output channels (max), input channels (linear backward), at most, of a program."""
+    num_warps: int
+    num_stages: int
+    """Depth of the software pipeline over the tiles of a program."""
+
+    def options(self) -> dict[str, int]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+# For an H200: what fits the registers and the shared memory of a multiprocessor.
+LAUNCHES = {
+    "pose": Launch(64, 64, 8, 2),
+    "linear": Launch(64, 128, 8, 3),
+    "max": Launch(64, 64, 8, 3),
+    "points": Launch(64, 64, 4, 1),
+    "max_backward": Launch(64, 64, 8, 2),
+    "max_weight": Launch(64, 128, 8, 2),
+    "linear_backward": Launch(64, 64, 8, 2),
+    "pose_backward": Launch(64, 64, 8, 2),
+}
+FLOAT32_LAUNCHES = {
+    "pose": Launch(32, 64, 4, 1),
+    "linear": Launch(64, 128, 8, 1),
+    "max": Launch(64, 64, 8, 1),
+    "points": Launch(64, 64, 4, 1),
+    "max_backward": Launch(64, 32, 8, 1),
+    "max_weight": Launch(32, 64, 8, 1),
+    "linear_backward": Launch(32, 64, 8, 1),
+    "pose_backward": Launch(32, 64, 8, 1),
+}
 
 
 class RPRLayers(NamedTuple):
@@ -63,9 +95,13 @@ class Plan(NamedTuple):
     def inverse(self) -> float:
         return 1 / self.edges if self.training else 0.0
 
-    def tiles(self, programs: int) -> tuple[int, int]:
+    def launch(self, kernel: str) -> Launch:
+        """Return the sizes of a kernel."""
+        return (LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES)[kernel]
+
+    def tiles(self, rows: int, programs: int) -> tuple[int, int]:
         """Share the tiles of edges among programs: how many programs, and tiles of each."""
-        tiles = triton.cdiv(self.edges, EDGE_ROWS)
+        tiles = triton.cdiv(self.edges, rows)
         each = triton.cdiv(tiles, max(programs, 1))
         return triton.cdiv(tiles, each), each
 
@@ -127,14 +163,15 @@ def _pose(
 ) -> Tensor:
     linear, norm = plan.layers.kernel1, plan.layers.kernel_norm
     h, width = linear.out_features, _width(linear.out_features)
-    programs = triton.cdiv(plan.points, POINT_ROWS)
+    launch = plan.launch("pose")
+    programs = triton.cdiv(plan.points, launch.rows)
     out = v.new_empty(plan.edges, width, dtype=plan.store)
     sums = v.new_empty(programs, 2, width, dtype=torch.float32)
     forward.pose_kernel[(programs,)](
         v, v if reference is None else reference, frames, index, linear.weight, linear.bias, norm.running_mean, out, sums,
         plan.points, plan.k,
-        CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=width, ROWS=POINT_ROWS,
-        STATISTICS=plan.training, PRECISION=plan.precision, **_launch("pose"),
+        CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=width, ROWS=launch.rows,
+        STATISTICS=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return out
@@ -150,15 +187,16 @@ def _linear(
     norms: list[Tensor],
 ) -> Tensor:
     width = _width(linear.out_features)
-    programs, tiles = plan.tiles(FORWARD_PROGRAMS)
+    launch = plan.launch("linear")
+    programs, tiles = plan.tiles(launch.rows, FORWARD_PROGRAMS)
     out = x.new_empty(plan.edges, width)
     sums = x.new_empty(programs, 2, width, dtype=torch.float32)
     forward.linear_kernel[(programs,)](
         x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, out, sums,
         plan.edges, tiles,
-        CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=width, ROWS=EDGE_ROWS,
+        CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=width, ROWS=launch.rows,
         MULTIPLY=factor is not None, STATISTICS=plan.training, PRECISION=plan.precision,
-        **_launch("linear"),
+        **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return out
@@ -167,19 +205,19 @@ def _linear(
 def _max(
     plan: Plan, weight: Tensor, x: Tensor, z: Tensor, norms: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    norm = plan.layers.norm
-    programs = triton.cdiv(plan.points, POINT_ROWS)
+    norm, launch = plan.layers.norm, plan.launch("max")
+    programs = triton.cdiv(plan.points, launch.rows)
     best = torch.empty_like(z, dtype=torch.float32)
     arg = torch.empty_like(z, dtype=torch.int8) if plan.save else best
     total = torch.empty_like(best) if plan.save else best
     sums = best.new_empty(programs, 2, z.shape[1])
-    columns = min(COLUMNS, z.shape[1])
+    columns = min(launch.columns, z.shape[1])
     forward.max_kernel[(z.shape[1] // columns, programs)](
         x, norms[-1], weight, z, norm.weight, norm.running_mean, best, arg, total, sums,
         plan.points, plan.k, weight.stride(0),
-        C=weight.shape[1], D=weight.shape[0], CP=x.shape[1], DP=z.shape[1], ROWS=POINT_ROWS,
+        C=weight.shape[1], D=weight.shape[0], CP=x.shape[1], DP=z.shape[1], ROWS=launch.rows,
         COLS=columns, SAVE=plan.save, STATISTICS=plan.training, PRECISION=plan.precision,
-        **_launch("max"),
+        **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return best, arg, total
@@ -216,36 +254,50 @@ def _max_backward(
     chosen, dense, dz = _point_terms(plan, saved, grad, sums)
     scale, _, _, rstd = table[:, :d]
     coefficient = scale * rstd * sums[1, :d] * plan.inverse  # w of the formulas
-    rounded = weight.to(plan.store).to(torch.float32)
-    gram_weight = -(rounded.T * coefficient) @ rounded
-    gram_weight = F.pad(gram_weight, (0, cp - c, 0, cp - c))
-    columns = min(COLUMNS, cp)
-    programs, tiles = plan.tiles(BACKWARD_PROGRAMS // (cp // columns))
+    rounded = weight.to(plan.store).contiguous()
+    w1 = rounded.to(torch.float32)
+    gram_weight = (-(w1.T * coefficient) @ w1).to(plan.store)
+    launch = plan.launch("max_backward")
+    programs = triton.cdiv(plan.edges, launch.rows)
     dx = torch.empty_like(x)
-    dx_sums = grad.new_empty(programs, 2, cp, dtype=torch.float32)
-    dweight = dx_sums.new_empty(programs, dp, cp)
-    gram = dx_sums.new_empty(programs if plan.training else 0, cp, cp)
-    backward.max_backward_kernel[(cp // columns, programs)](
-        x, norm, weight, gram_weight, chosen, dense, saved.arg, dx, dx_sums, dweight, gram,
-        plan.edges, plan.k, tiles, weight.stride(0),
-        C=c, D=d, CP=cp, DP=dp, ROWS=EDGE_ROWS, COLS=columns, TRAINING=plan.training,
-        PRECISION=plan.precision, **_launch("max_backward"),
+    dx_sums = sums.new_empty(programs, 2, cp)
+    backward.max_backward_kernel[(programs,)](
+        x, norm, rounded, gram_weight, chosen, dense, saved.arg, dx, dx_sums, plan.edges,
+        K=plan.k, C=c, D=d, CP=cp, DP=dp, ROWS=launch.rows, COLS=min(launch.columns, dp),
+        TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
-    dw = dweight.sum(0)[:d, :c]
+    dw = _max_weight(plan, saved, chosen, dense, gram=False)[:d, :c]
     if plan.training:
-        dw = dw - coefficient[:, None] * (rounded @ gram.sum(0)[:c, :c])
+        gram = _max_weight(plan, saved, chosen, dense, gram=True)[:c, :c]
+        dw = dw - coefficient[:, None] * (w1 @ gram)
     return dz, dx, dx_sums.sum(0), [dw, sums[1, :d], sums[0, :d]]
+
+
+def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor, gram: bool) -> Tensor:
+    """Return S^T a, or a^T a."""
+    x, norm, launch = saved.edges[-1], saved.norms[-2], plan.launch("max_weight")
+    dp, cp = chosen.shape[1], x.shape[1]
+    rows = cp if gram else dp
+    columns = min(launch.columns, rows)
+    programs, tiles = plan.tiles(launch.rows, BACKWARD_PROGRAMS // (rows // columns))
+    out = norm.new_empty(programs, rows, cp)
+    backward.max_weight_kernel[(rows // columns, programs)](
+        x, norm, chosen, dense, saved.arg, out, plan.edges, tiles,
+        K=plan.k, CP=cp, DP=dp, ROWS=launch.rows, COLS=columns, GRAM=gram,
+        TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
+    )  # fmt: skip
+    return out.sum(0)
 
 
 def _point_sums(plan: Plan, saved: Saved, grad: Tensor) -> Tensor:
     """Return the gradients of beta and of gamma of the last batch norm, (2, d)."""
-    width = grad.shape[1]
-    columns = min(COLUMNS, width)
-    programs = triton.cdiv(plan.points, POINT_ROWS)
+    width, launch = grad.shape[1], plan.launch("points")
+    columns = min(launch.columns, width)
+    programs = triton.cdiv(plan.points, launch.rows)
     sums = grad.new_empty(programs, 2, width, dtype=torch.float32)
     backward.point_sums_kernel[(programs, width // columns)](
         grad, saved.best, saved.norms[-1], sums, plan.points,
-        DP=width, ROWS=POINT_ROWS, COLS=columns, SLOPE=SLOPE,
+        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
     )  # fmt: skip
     return sums.sum(0)
 
@@ -254,15 +306,15 @@ def _point_terms(
     plan: Plan, saved: Saved, grad: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return `chosen` and `dense`, of which S is made, and the gradient of z."""
-    width = grad.shape[1]
-    columns = min(COLUMNS, width)
+    width, launch = grad.shape[1], plan.launch("points")
+    columns = min(launch.columns, width)
     chosen = torch.empty_like(grad, dtype=plan.store)
     dense = torch.empty_like(chosen)
     dz = torch.empty_like(grad, dtype=torch.float32)
-    backward.point_terms_kernel[(triton.cdiv(plan.points, POINT_ROWS), width // columns)](
+    backward.point_terms_kernel[(triton.cdiv(plan.points, launch.rows), width // columns)](
         grad, saved.best, saved.total, saved.z, saved.norms[-1], sums, chosen, dense, dz,
         plan.points, plan.k, plan.inverse,
-        DP=width, ROWS=POINT_ROWS, COLS=columns, SLOPE=SLOPE,
+        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
     )  # fmt: skip
     return chosen, dense, dz
 
@@ -292,8 +344,9 @@ def _linear_backward(
     weight, bias, _ = parameters
     x, y = saved.edges[i - 1], saved.edges[i]
     (co, ci), cop, cip = weight.shape, y.shape[1], x.shape[1]
-    columns = cip if factor is not None else min(COLUMNS, cip)
-    programs, tiles = plan.tiles(BACKWARD_PROGRAMS // (cip // columns))
+    launch = plan.launch("linear_backward")
+    columns = cip if factor is not None else min(launch.columns, cip)
+    programs, tiles = plan.tiles(launch.rows, BACKWARD_PROGRAMS // (cip // columns))
     dx = torch.empty_like(x)
     dx_sums = sums.new_empty(programs, 2, cip)
     dweight = sums.new_empty(programs, cop, cip)
@@ -301,8 +354,8 @@ def _linear_backward(
     backward.linear_backward_kernel[(cip // columns, programs)](
         y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.index,
         dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
-        CI=ci, CO=co, CIP=cip, COP=cop, ROWS=EDGE_ROWS, COLS=columns,
-        MULTIPLY=factor is not None, PRECISION=plan.precision, **_launch("linear_backward"),
+        CI=ci, CO=co, CIP=cip, COP=cop, ROWS=launch.rows, COLS=columns,
+        MULTIPLY=factor is not None, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     db = _dbias(plan, saved.norms[i], sums) if factor is None else dbias.sum(0)
     gradients = [dweight.sum(0)[:co, :ci], db[:co], sums[1, :co], sums[0, :co]]
@@ -313,9 +366,9 @@ def _pose_backward(
     plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Tensor, vectors: bool
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
     """Return the gradients of the vectors, if they are wanted, and of the parameters."""
-    v, h = saved.v, weight.shape[0]
+    v, h, launch = saved.v, weight.shape[0], plan.launch("pose_backward")
     cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], v.shape[-1]
-    programs = triton.cdiv(plan.points, POINT_ROWS)
+    programs = triton.cdiv(plan.points, launch.rows)
     dv = torch.zeros_like(v, dtype=torch.float32) if vectors else None
     dreference = dv
     if vectors and saved.reference is not None:
@@ -325,8 +378,8 @@ def _pose_backward(
         saved.edges[0], saved.norms[0], sums, dy, v, v if saved.reference is None else
         saved.reference, saved.frames, saved.index, weight, dv, dreference, dweight,
         plan.points, plan.k, plan.inverse,
-        CV=cv, H=h, CVP=cvp, HP=hp, ROWS=POINT_ROWS, VECTORS=vectors,
-        PRECISION=plan.precision, **_launch("pose_backward"),
+        CV=cv, H=h, CVP=cvp, HP=hp, ROWS=launch.rows, VECTORS=vectors,
+        PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     dw = dweight.sum(0)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
     db = _dbias(plan, saved.norms[0], sums)
@@ -359,7 +412,3 @@ def _pad(x: Tensor) -> Tensor:
     """Widen the last axis to a power of two, with zeros."""
     extra = _width(x.shape[-1]) - x.shape[-1]
     return F.pad(x, (0, extra)) if extra else x.contiguous()
-
-
-def _launch(kernel: str) -> dict[str, int]:
-    return {"num_warps": WARPS[kernel], "num_stages": STAGES[kernel]}

@@ -7,7 +7,7 @@ branch (`InvariantBranch`) sees the cloud through the frames. Attention fuses bo
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -24,7 +24,7 @@ from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import Head, HeadLayer
 from locotrans.nn.lcrf import LCRF
-from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
+from locotrans.nn.rpr import FrameConv, RelativePoseConv, point_pair_pose
 from locotrans.nn.vn import VNInvariants
 
 RelativePose = Literal["none", "coordinates", "handcrafted", "equivariant", "invariant"]
@@ -149,14 +149,13 @@ class InvariantBranch(nn.Module):
         self, points: Float[Tensor, "b n 3"], equivariant: EquivariantOutput
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b h"]]:
         """Return the features of every point, and a hidden vector of the shape."""
-        layers = [self.first(points, equivariant.features.neighbors[0], equivariant.frames)]
+        graph = equivariant.features.neighbors[0]
+        with torch.autocast(points.device.type, enabled=False):
+            layers = [self.first(points, graph, equivariant.frames)]
         for i, conv in enumerate(self.convs):
             x = layers[-1]
             neighbors = self._graph(i + 1, x, equivariant)
-            if self.config.relative_pose == "none":
-                layers.append(conv(x, neighbors))
-            else:
-                layers.append(conv(x, self._pose(i, points, x, neighbors, equivariant), neighbors))
+            layers.append(self._convolve(i, conv, points, x, neighbors, equivariant))
         x = self.embed(torch.cat(layers, dim=-1))
         return x, self.hidden(max_mean_pool(x))
 
@@ -168,7 +167,7 @@ class InvariantBranch(nn.Module):
         return feature_graph(x, self.config.k)
 
     def _pose_channels(self, layer: int) -> int:
-        """Return the size of what `_pose` returns."""
+        """Return the size of the relative pose of an edge."""
         return {
             "equivariant": 3 * self.config.vector_widths[layer],
             "coordinates": 3,
@@ -176,25 +175,29 @@ class InvariantBranch(nn.Module):
             "invariant": self.config.widths[layer],
         }[self.config.relative_pose]
 
-    def _pose(
+    def _convolve(
         self,
         layer: int,
+        conv: Any,  # EdgeConv or RelativePoseConv
         points: Float[Tensor, "b n 3"],
         x: Float[Tensor, "b n c"],
         neighbors: Int[Tensor, "b n k"],
         equivariant: EquivariantOutput,
-    ) -> Float[Tensor, "b n k f"]:
-        """Return the relative pose F of every edge (Eq. 17, and its rivals in Tab. 6)."""
+    ) -> Float[Tensor, "b n d"]:
+        """Convolve with the relative pose F of every edge (Eq. 17, and its rivals in Tab. 6)."""
         frames = equivariant.frames.detach()
         match self.config.relative_pose:
             case "equivariant":
-                return equivariant_pose(equivariant.features.layers[layer], neighbors, frames)
+                v = equivariant.features.layers[layer]
+                return conv.from_vectors(x, v, neighbors, frames)
             case "coordinates":
-                return equivariant_pose(points.unsqueeze(-1), neighbors, frames)
+                return conv.from_vectors(x, points.unsqueeze(-1), neighbors, frames)
             case "handcrafted":
-                return point_pair_pose(points, neighbors, frames)
+                return conv(x, point_pair_pose(points, neighbors, frames), neighbors)
+            case "invariant":
+                return conv(x, gather(x, neighbors) - x.unsqueeze(2), neighbors)
             case _:
-                return gather(x, neighbors) - x.unsqueeze(2)
+                return conv(x, neighbors)
 
 
 class LocoTrans(nn.Module):
@@ -222,7 +225,8 @@ class LocoTrans(nn.Module):
         check_points(points, self.config.k)
         if self.config.center:
             points = center(points)
-        vn = self.equivariant_branch(points)
+        with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32
+            vn = self.equivariant_branch(points)
         point_features, hidden = self.invariant_branch(points, vn)
         equivariant = self.equivariant_head(vn.hidden)
         invariant = self.invariant_head(hidden)

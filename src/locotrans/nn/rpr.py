@@ -7,7 +7,9 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length, safe_normalize
+from locotrans.kernels import edge_dtype, use_kernels
 from locotrans.nn.edge import leaky_max
+from locotrans.nn.graph import global_index
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
 
@@ -85,6 +87,53 @@ class RelativePoseConv(nn.Module):
         w1, w2 = self.linear.weight.chunk(2, dim=-1)
         edges = F.linear(x_hat, w1) + F.linear(x, w2 - w1).unsqueeze(2)
         return leaky_max(self.norm(edges))  # Eq. 16
+
+    def from_vectors(
+        self,
+        x: Float[Tensor, "b n c"],
+        v: Float[Tensor, "b n 3 cv"],
+        neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        """Convolve features with the relative pose of Eq. 17, in one kernel where there is one."""
+        if use_kernels(x):
+            from locotrans.kernels.rpr import supported
+
+            d, c = len(self.norm.weight), x.shape[-1]
+            if supported(v.shape[-1], c, d, neighbors.shape[-1]):
+                return self._fused(x, v, neighbors, frames)
+        return self(x, equivariant_pose(v, neighbors, frames), neighbors)
+
+    def _fused(
+        self,
+        x: Float[Tensor, "b n c"],
+        v: Float[Tensor, "b n 3 cv"],
+        neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        from locotrans.kernels.rpr import RPRLayers, rpr_conv
+
+        layers = RPRLayers(
+            self.kernel1,
+            self.kernel_norm,
+            self.kernel2,
+            self.pose_norm,
+            self.refine,
+            self.refine_norm,
+            self.norm,
+        )
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        out = rpr_conv(
+            self.basis(x).flatten(0, 1),
+            F.linear(x, w2 - w1).flatten(0, 1),
+            v.flatten(0, 1),
+            frames.flatten(0, 1),
+            global_index(neighbors),
+            w1,
+            layers,
+            store=edge_dtype(),
+        )
+        return out.unflatten(0, x.shape[:2])
 
 
 def equivariant_pose(

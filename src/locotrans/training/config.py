@@ -67,6 +67,8 @@ class TrainConfig:
     """Each axis is shifted by an amount uniform in [-shift, shift]; 0 is off."""
     shuffle: bool = True
     """Shuffle the points of each shape."""
+    precision: Literal["float32", "mixed"] = "float32"
+    """Numbers: float32, or on a GPU mixed: products by TF32 and bfloat16, edges in bfloat16."""
     seed: int = 0
     """Seed of everything random."""
     evaluate_every: int = 0

@@ -140,7 +140,7 @@ def _table(figures: dict[str, dict[str, Any]], size: DemoSize) -> Table:
         f"tested on {size.test_shapes} others"
     )
     table.add_column("model")
-    for column in ("parameters", "seconds", "z/z", "z/SO(3)", "agreement under SO(3)"):
+    for column in ("parameters", "seconds", "z/z", "z/SO(3)", "agreement"):
         table.add_column(column, justify="right")
     for name, row in figures.items():
         shares = [row[key] for key in ("accuracy_z_z", "accuracy_z_so3", "rotation_agreement")]
@@ -173,17 +173,19 @@ def _draw_frames(
 ) -> dict[str, dict[str, float]]:
     """Draw the frames of two shapes, and measure the consistency over the test set."""
     shown = [_first(test, name) for name in SHOWN]
-    panels, measured = {}, {}
-    for title, name in (("Gram-Schmidt", GRAM_SCHMIDT), ("LCRF", LOCOTRANS)):
+    panels, notes, measured = {}, {}, {}
+    for kind, name in (("Gram-Schmidt", GRAM_SCHMIDT), ("LCRF", LOCOTRANS)):
         output = models[name](test.points)
         u1, u2, _ = axis_consistency(output.frames, output.neighbors).tolist()
         measured[name] = {"u1": u1, "u2": u2}
-        panels[f"{title}\n$u_1$ {u1:.2f}   $u_2$ {u2:.2f}"] = [output.frames[i] for i in shown]
+        panels[kind] = [output.frames[i] for i in shown]
+        notes[kind] = [f"consistency {value:.2f}" for value in (u1, u2)]
     figure = frames_figure(
         [test.points[i] for i in shown],
         panels,
-        "$u_1$ (red) and $u_2$ (green) of two networks, each trained with its own frames;\n"
-        "the numbers are the mean cosine with the neighbours' axes over all test shapes",
+        notes,
+        "The two axes of the frames of two networks, each trained with its own kind "
+        "(consistency: mean cosine with the neighbours' axis, all test shapes)",
     )
     save_figure(figure, path)
     return measured
@@ -218,9 +220,9 @@ def _draw_poses(
         list(points),
         list(R @ up_vector(test.up)),
         answers,
-        f"One test shape ({test.class_names[label]}) as it stands and in random poses; "
-        "training turned shapes about the up axis only",
         ["as it stands"] + [f"random pose {pose}" for pose in range(1, POSES)],
+        f"A test shape ({test.class_names[label]}) that both networks know as it stands; "
+        "in training, shapes were turned about the up axis only",
     )
     save_figure(figure, path)
     return [{answer.who: answer.text for answer in pose} for pose in answers]

@@ -23,7 +23,6 @@ from locotrans.data.transforms import (
     shuffle_points,
 )
 from locotrans.geometry import Axis
-from locotrans.losses import classification_losses
 from locotrans.training.config import TrainConfig, derive_seed, to_json
 from locotrans.training.evaluate import evaluate
 from locotrans.training.record import append_line, make_record, write_json
@@ -93,24 +92,8 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     torch.manual_seed(seed)  # dropout
     generator = torch.Generator(run.device).manual_seed(seed)
     points = augment(run.points[batch], config, run.train_set.up, generator)
-    labels = run.labels[batch]
-
-    output = run.model(points)
-    losses = classification_losses(
-        output,
-        labels,
-        smoothing=config.smoothing,
-        orthogonality_weight=config.orthogonality_weight,
-        consistency_weight=config.consistency_weight,
-    )
-    for group in run.optimizer.param_groups:
-        group["lr"] = learning_rate(config, run.step, run.steps_per_epoch)
-    run.optimizer.zero_grad(set_to_none=True)
-    losses.total.backward()
-    run.optimizer.step()
-
-    correct = (output.logits.argmax(-1) == labels).float().mean()
-    run.add({**losses._asdict(), "accuracy": correct})
+    lr = learning_rate(config, run.step, run.steps_per_epoch)
+    run.add(run.take_step(points, run.labels[batch], lr))
 
 
 def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:

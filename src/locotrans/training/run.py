@@ -24,6 +24,7 @@ from locotrans.training.config import (
     to_json,
 )
 from locotrans.training.record import environment, find_device, write_atomically, write_json
+from locotrans.training.step import Step
 
 # keys of derive_seed: one stream of random numbers for each purpose
 INITIAL_WEIGHTS, EPOCH_ORDER, STEP = range(3)
@@ -76,12 +77,7 @@ class Run:
         torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
         model = create_model(config.model, len(self.train_set.class_names), **options)
         self.model = model.to(self.device)
-        self.optimizer = torch.optim.SGD(
-            self.model.parameters(),
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        )
+        self.take_step = Step(self.model, config, self.device)
         self.points = self.train_set.points.to(self.device)
         self.labels = self.train_set.labels.to(self.device)
         with torch.inference_mode():
@@ -115,15 +111,11 @@ class Run:
             epochs = self.step // self.steps_per_epoch
             write_atomically(self.metrics_path, b"".join(lines[:epochs]))
 
-    def add(self, figures: dict[str, Tensor | None]) -> None:
+    def add(self, figures: dict[str, Tensor]) -> None:
         """Count a step and add its figures to the sums, without waiting for the device."""
         for name, value in figures.items():
-            if value is not None:
-                value = value.detach()
-                self.sums[name] = self.sums[name] + value if name in self.sums else value
-        total = figures["total"]
-        assert total is not None
-        bad = ~total.detach().isfinite() & (self.first_bad_step < 0)
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        bad = ~figures["total"].isfinite() & (self.first_bad_step < 0)
         now = torch.full_like(self.first_bad_step, self.step)  # made on the device, not copied
         self.first_bad_step = torch.where(bad, now, self.first_bad_step)
         self.step += 1
@@ -145,7 +137,7 @@ class Run:
         self.check_finite()
         tensors = {
             **self.model.state_dict(),
-            **optimizer_tensors(self.model, self.optimizer),
+            **optimizer_tensors(self.model, self.take_step.optimizer),
             **{f"epoch/{name}": value for name, value in self.sums.items()},
         }
         write_tensors(self.checkpoint_path, tensors, self._metadata())
@@ -164,7 +156,7 @@ class Run:
                 "restore it, or choose another --out"
             )
         load_state(self.model, tensors, path)
-        load_optimizer(self.model, self.optimizer, tensors)
+        load_optimizer(self.model, self.take_step.optimizer, tensors)
         self.step, self.seconds = metadata["step"], metadata["seconds"]
         for name, value in tensors.items():
             if name.startswith("epoch/"):

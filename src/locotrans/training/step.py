@@ -1,0 +1,115 @@
+"""One training step; on a CUDA device it is recorded once as a graph and then replayed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.losses import classification_losses
+from locotrans.training.config import TrainConfig
+
+WARM_UP = 3  # steps that CUDA wants to see before it records one
+
+
+class Step:
+    """Forward, losses, backward and update for one batch.
+
+    A step has about a thousand small kernels, and launching them from Python takes longer than
+    they run; a recorded graph launches them all at once. Warming up changes weights and statistics,
+    so they are put back: recording leaves no trace.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+        self.model = model
+        self.config = config
+        self.device = device
+        recorded = device.type == "cuda"
+        self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
+        self.optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=self.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=recorded or None,
+        )
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(
+        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"], lr: float
+    ) -> dict[str, Tensor]:
+        """Take the step, and return the losses by name and the accuracy of the batch."""
+        if not isinstance(self.lr, Tensor):
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            names, figures = self._take(points, labels)
+            return dict(zip(names, figures, strict=True))
+        self.lr.fill_(lr)
+        if self._graph is None:
+            self._record(points, labels)
+        assert self._graph is not None
+        self._points.copy_(points)
+        self._labels.copy_(labels)
+        self._graph.replay()
+        return dict(zip(self._names, self._figures.clone(), strict=True))
+
+    def _take(
+        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"]
+    ) -> tuple[list[str], Float[Tensor, "m"]]:
+        config = self.config
+        self.optimizer.zero_grad(set_to_none=True)
+        mixed = config.precision == "mixed"
+        with float32_products("high" if mixed else "highest"):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+                output = self.model(points)
+            losses = classification_losses(
+                output,
+                labels,
+                smoothing=config.smoothing,
+                orthogonality_weight=config.orthogonality_weight,
+                consistency_weight=config.consistency_weight,
+            )
+            losses.total.backward()
+        self.optimizer.step()
+        accuracy = (output.logits.argmax(-1) == labels).float().mean()
+        figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
+        figures["accuracy"] = accuracy
+        return list(figures), torch.stack([v.float() for v in figures.values()])
+
+    def _record(self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"]) -> None:
+        """Record the step, with buffers that later batches are copied into."""
+        self._points, self._labels = points.clone(), labels.clone()
+        weights = {name: x.clone() for name, x in self.model.state_dict().items()}
+        momenta = {p: x.clone() for p, x in self._momenta()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._take(self._points, self._labels)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._names, self._figures = self._take(self._points, self._labels)
+        for name, x in self.model.state_dict().items():
+            x.copy_(weights[name])
+        for parameter, x in self._momenta():
+            # before the first step there is none, which is the same as zero
+            x.copy_(momenta.get(parameter, torch.zeros_like(x)))
+
+    def _momenta(self) -> list[tuple[Tensor, Tensor]]:
+        """Return every parameter that has a momentum, and the momentum."""
+        states = self.optimizer.state.items()
+        return [(p, s["momentum_buffer"]) for p, s in states if "momentum_buffer" in s]
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Take products of float32 numbers exactly ("highest") or by TF32 ("high"), for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
