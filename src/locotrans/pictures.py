@@ -7,6 +7,7 @@ that need it, and draws into memory (Agg): no window, no global state.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locotrans.geometry import Axis, axis_rotation
+from locotrans.geometry import axis_rotation
 
 RED, GREEN, INK, PALE = "#d62728", "#2ca02c", "#22303c", "#c9d3dc"
 AXIS_COLORS = (RED, GREEN)  # of u1 and u2, as in the paper's Fig. 5
@@ -47,29 +48,23 @@ def view_rotation(azimuth: float = 35.0, elevation: float = 25.0) -> Float[Tenso
 def new_figure(
     rows: int, columns: int, width: float, height: float, above: float = 0.0, below: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a grid of empty panels of equal scale along both directions.
+    """Make a figure with a grid of empty panels, row by row, of the same scale along x and y.
 
-    Args:
-        rows: rows of panels.
-        columns: columns of panels.
-        width: width of a panel, in inches.
-        height: height of a panel.
-        above: room for titles above every panel.
-        below: room for text below every panel.
+    Sizes are in inches; ``above`` and ``below`` each panel there is room for text.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
-    title = 0.55
     cell = above + height + below
-    total = title + rows * cell
+    total = 0.55 + rows * cell  # 0.55: the title of the whole
     figure = NewFigure(figsize=(columns * width, total))
     FigureCanvasAgg(figure)
     panels = []
     for row in range(rows):
-        bottom = (total - title - row * cell - above - height) / total
+        bottom = below + (rows - 1 - row) * cell
         for column in range(columns):
-            axes = figure.add_axes((column / columns, bottom, 1 / columns, height / total))
+            box = (column / columns, bottom / total, 1 / columns, height / total)
+            axes = figure.add_axes(box)
             axes.set_aspect("equal", adjustable="datalim")
             axes.set_axis_off()
             panels.append(axes)
@@ -114,21 +109,10 @@ def draw_axes(
     step = (length * directions @ view.mT).cpu()
     order = start[:, 2].argsort()
     start, step = start[order], step[order]
-    axes.quiver(
-        start[:, 0],
-        start[:, 1],
-        step[:, 0],
-        step[:, 1],
-        color=_shades(color, start[:, 2]),
-        angles="xy",
-        scale_units="xy",
-        scale=1,
-        width=0.008,
-        headwidth=3.4,
-        headlength=4.2,
-        headaxislength=3.8,
-        minlength=0,
-    )
+    x, y, depth = start.unbind(-1)
+    shape = {"width": 0.008, "headwidth": 3.4, "headlength": 4.2, "headaxislength": 3.8}
+    in_plane = {"angles": "xy", "scale_units": "xy", "scale": 1, "minlength": 0}
+    axes.quiver(x, y, step[:, 0], step[:, 1], color=_shades(color, depth), **in_plane, **shape)
 
 
 def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | None = None) -> None:
@@ -150,8 +134,7 @@ def frames_figure(
 ) -> Figure:
     """Draw the first axis (red) and the second (green) of the frames at every point.
 
-    Each cloud has a row, and each kind of frames two panels in it, so that an axis is not hidden
-    by the other.
+    Each cloud has a row, with two panels for each kind of frames: one axis does not hide the other.
 
     Args:
         clouds: the clouds.
@@ -160,21 +143,14 @@ def frames_figure(
         title: title of the whole.
     """
     figure, panels = new_figure(len(clouds), 2 * len(frames), 3.2, 3.0, above=0.5)
-    titles = [
-        (f"{kind}, $u_{i + 1}$\n{notes[kind][i]}", AXIS_COLORS[i])
-        for kind in frames
-        for i in range(2)
-    ]
-    for row, points in enumerate(clouds):
-        axes_of_row = iter(panels[row * len(titles) :])
-        for of_clouds in frames.values():
-            for i, color in enumerate(AXIS_COLORS):
-                axes = next(axes_of_row)
-                draw_cloud(axes, points, size=8.0)
-                draw_axes(axes, points, of_clouds[row][:, :, i], color)
-                axes.margins(0.16)
-    for axes, (text, color) in zip(panels, titles, strict=False):  # above the first row
-        axes.set_title(text, fontsize=11, color=color)
+    content = product(range(len(clouds)), frames, range(2))
+    for axes, (row, kind, i) in zip(panels, content, strict=True):
+        draw_cloud(axes, clouds[row], size=8.0)
+        draw_axes(axes, clouds[row], frames[kind][row][:, :, i], AXIS_COLORS[i])
+        axes.margins(0.16)
+        if row == 0:
+            text = f"{kind}, $u_{i + 1}$\n{notes[kind][i]}"
+            axes.set_title(text, fontsize=11, color=AXIS_COLORS[i])
     figure.suptitle(title, fontsize=12, color=INK, y=0.99)
     return figure
 
@@ -210,11 +186,6 @@ def poses_figure(
             axes.text(0.5, y - 0.06, answer.text, fontsize=12, color=color, weight="bold", **here)
     figure.suptitle(title, fontsize=12, color=INK, y=0.98)
     return figure
-
-
-def up_vector(axis: Axis) -> Float[Tensor, "3"]:
-    """Return the unit vector of a named axis."""
-    return torch.eye(3)[("x", "y", "z").index(axis)]
 
 
 def _shades(color: str, depth: Float[Tensor, "n"]) -> list[tuple[float, float, float]]:

@@ -40,7 +40,7 @@ def cloud(b, n, c, generator):
 
 
 @pytest.mark.parametrize(
-    ("b", "n", "c"), [(2, 21, 5), (1, 40, 70), (3, 8, 64), (1, 1, 1), (2, 3, 341)]
+    ("b", "n", "c"), [(2, 21, 5), (1, 18, 70), (1, 8, 64), (1, 1, 1), (1, 3, 341)]
 )
 def test_pooling(b, n, c, device, generator):
     compare(*cloud(b, n, c, generator), device)
@@ -49,18 +49,18 @@ def test_pooling(b, n, c, device, generator):
 @pytest.mark.parametrize("programs", [1, 6])
 def test_clouds_in_one_or_several_segments(programs, device, generator, monkeypatch):
     monkeypatch.setattr(kernel, "PROGRAMS", programs)
-    compare(*cloud(2, 45, 5, generator), device)
+    compare(*cloud(2, 27, 5, generator), device)
 
 
 @pytest.mark.parametrize("different", [1, 7])
 def test_the_first_of_equal_points_is_the_maximum(different, device, generator):
     v, z = cloud(2, different, 4, generator)
-    rows = torch.arange(30) % different
+    rows = torch.arange(19) % different
     compare(v[:, rows], z[:, rows], device)
 
 
 def test_channels_of_a_wider_tensor(device, generator):
-    v, z = cloud(2, 11, 8, generator)
+    v, z = cloud(1, 11, 8, generator)
     compare(v[..., :5], z, device)
     compare(v[:, ::2], z[:, ::2], device)
     compare(v.mT.contiguous().mT, z, device)
@@ -96,7 +96,8 @@ def test_sizes_that_do_not_match_are_refused(generator):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("b", "n", "c"), [(4, 1024, 341), (1, 20_001, 85)])
 def test_large_clouds(b, n, c, generator):
-    compare(*cloud(b, n, c, generator), "cuda")
+    # products that are exact in float32, and so in the order of float64
+    compare(*((64 * x).round() / 64 for x in cloud(b, n, c, generator)), "cuda")
 
 
 @pytest.mark.gpu

@@ -8,9 +8,9 @@ For the edge (r, j), with a frame U_r, batch norms bn and weights K1, K2, R (opt
     y = R relu(bn(m)) + b3                 stored
     e = W1 relu(bn(y)) + z_r               out_r = leaky_relu(max over j of bn(e))
 
-A batch norm needs the statistics of all edges before its output exists, so one edge tensor is stored
-for each but the last; whatever else an edge needs is recomputed from them. The maximum of bn(e) is at
-the largest or the smallest e, by the sign of gamma, so e itself is never stored.
+A batch norm needs the statistics of all edges before its output exists, so one edge tensor is
+stored for each but the last; whatever else an edge needs is recomputed from them. The maximum of
+bn(e) is at the largest or the smallest e, by the sign of gamma, so e itself is never stored.
 
 Backward of the last stage, with g = dL/dout leaky'(.), scale = gamma rstd, ehat at the chosen edge,
 c1 = sum g / edges, c2 = sum g ehat / edges (both 0 in evaluation)::
@@ -21,21 +21,24 @@ c1 = sum g / edges, c2 = sum g ehat / edges (both 0 in evaluation)::
 with w = scale c2 rstd: its dense part is linear in the activation a, and e is not needed again. The
 other stages are in `rpr_backward`.
 
-Floor of a layer, per edge, s bytes an entry of an edge tensor (2 for bfloat16), cv vector channels,
-c features in, h = c / 2, d out. Memory, then multiply-adds::
+Floor of a layer, per edge, with s bytes an entry of an edge tensor (2 for bfloat16), cv vector
+channels, c features in, h = c / 2, d out: bytes of device memory, multiply-adds, and what the L2
+cache serves besides::
 
-    pose             s h                     3 cv h         gathers 12 cv bytes from the L2 cache
-    kernel2          s (h + c)               h c            gathers 4 c
-    refine           s 2 c                   c c
-    max              s c                     c d
-    max backward     s 2 c                   2 c (c + d)
-    refine backward  s 4 c                   2 c c
-    kernel2 backward s (2 c + 2 h)           3 h c          adds 4 c atomically, in the L2 cache
-    pose backward    s 2 h                   6 cv h         adds 12 cv atomically, gathers 12 cv
+    pose              s h              3 cv h         gathers 12 cv bytes
+    kernel2           s (h + c)        h c            gathers 4 c
+    refine            s 2 c            c c
+    max               s c              c d
+    max backward      s 2 c            c (c + d)
+    max weight        s 2 c            c (c + d)      once for S^T a, once for a^T a
+    refine backward   s 4 c            2 c c
+    kernel2 backward  s (2 c + 2 h)    3 h c          gathers 4 c, adds 4 c atomically
+    pose backward     s 2 h            6 cv h         gathers 12 cv, adds 12 cv atomically
 
-655,360 edges (batch 32, 1,024 points, k = 20), the three layers of the full network, bfloat16: forward
-1.7 GB (0.4 ms at 4.3 TB/s) and 0.12 TFLOP (0.3 ms at 400 TFLOP/s), backward 3.4 GB (0.8 ms), 1.3 GB
-of atomic additions, and 0.33 TFLOP (0.8 ms). Tensors with one row a point are small next to these.
+655,360 edges (batch 32, 1,024 points, k = 20), the three layers of the full network, bfloat16:
+forward 1.7 GB (0.4 ms at 4.3 TB/s) and 0.12 TFLOP (0.3 ms at 400 TFLOP/s); backward 4.0 GB
+(0.9 ms), 1.3 GB of atomic additions, and 0.33 TFLOP (0.8 ms). Tensors with one row a point, at most
+34 MB, are small next to these.
 """
 
 from typing import Any
@@ -140,7 +143,7 @@ class _RPRConv(torch.autograd.Function):
         tensors = ctx.saved_tensors
         norms = 9 + len(ctx.plan.layers.stages())  # where they begin: there is one more of them
         parameters = 2 * norms - 8
-        saved = Saved(*tensors[:9], edges=tensors[9:norms], norms=tensors[norms:parameters])
+        saved = Saved(*tensors[:9], tensors[9:norms], tensors[norms:parameters])
         vectors = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
         with torch.cuda.device_of(grad):
             points, weights = run_backward(ctx.plan, saved, tensors[parameters:], grad, vectors)

@@ -1,4 +1,4 @@
-r"""Backward kernels of the relative-pose edge convolution; `locotrans.kernels.rpr` has the formulas.
+r"""Backward kernels of the relative-pose edge convolution; the formulas are in `rpr`.
 
 The gradient of a stage ``y = W a``, ``a = relu(bn(x))``, with S = dL/dy formed on load::
 
@@ -7,9 +7,10 @@ The gradient of a stage ``y = W a``, ``a = relu(bn(x))``, with S = dL/dy formed 
 ``dz``, the gradient of bn(x), is stored, with its partial sums ``sum dz`` and ``sum dz xhat``: they
 are the gradients of beta and gamma, and what the next stage needs to form its own S::
 
-    S = scale (dz - [training] (sum dz + xhat sum dz xhat) / edges)
+    S = scale (dz - [training] (sum dz + xhat sum dz xhat) / edges) = p dz - q x - t
 
-Weight gradients are accumulated in registers over the tiles of a program, which writes its own part.
+Weight gradients are accumulated in registers over the tiles of a program, which writes its own
+part; torch adds the parts.
 """
 
 from typing import no_type_check
@@ -19,6 +20,7 @@ import triton.language as tl
 
 from locotrans.kernels.rpr_forward import (
     dot,
+    fold,
     load_frame,
     load_matrix,
     load_rows,
@@ -30,19 +32,26 @@ from locotrans.kernels.rpr_forward import (
 
 @triton.jit
 @no_type_check
-def load_gradient(
-    dz_ptr, x_ptr, norm_ptr, sums_ptr, rows, cols, inverse, WIDTH: tl.constexpr, inside
-):
-    """Form the gradient of x from that of bn(x): S above, zero where outside."""
+def gradient_terms(norm_ptr, sums_ptr, cols, inverse, WIDTH: tl.constexpr):
+    """Return rows p, q and t with S = p dz - q x - t."""
     scale = load_vector(norm_ptr, cols, WIDTH)
     mean = load_vector(norm_ptr + 2 * WIDTH, cols, WIDTH)
     rstd = load_vector(norm_ptr + 3 * WIDTH, cols, WIDTH)
-    sum_dz = load_vector(sums_ptr, cols, WIDTH) * inverse
-    sum_dzx = load_vector(sums_ptr + WIDTH, cols, WIDTH) * inverse
-    dz = load_rows(dz_ptr, rows, cols, WIDTH, inside)
-    x = load_rows(x_ptr, rows, cols, WIDTH, inside)
-    s = scale * (dz - sum_dz - (x - mean) * rstd * sum_dzx)
-    return tl.where(inside[:, None], s, 0.0)
+    mean_dz = load_vector(sums_ptr, cols, WIDTH) * inverse
+    mean_dzx = load_vector(sums_ptr + WIDTH, cols, WIDTH) * inverse
+    q = scale * rstd * mean_dzx
+    return scale, q, scale * mean_dz - q * mean
+
+
+@triton.jit
+@no_type_check
+def load_gradient(dz_ptr, x_ptr, p, q, t, rows, cols, WIDTH: tl.constexpr, inside):
+    """Form S, the gradient of x, from that of bn(x); zero where outside."""
+    at = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    mask = inside[:, None] & (cols < WIDTH)[None, :]
+    dz = tl.load(dz_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(inside[:, None], p * dz - q * x - t, 0.0)
 
 
 @triton.jit
@@ -130,7 +139,7 @@ def point_terms_kernel(
 @no_type_check
 def load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, cols, K: tl.constexpr,
                       DP: tl.constexpr, inside, TRAINING: tl.constexpr):  # fmt: skip
-    """Form the part S of the gradient of e that does not depend on a: [chosen edge] chosen + dense."""
+    """Form S = [chosen edge] chosen_r + dense_r, the part of the gradient of e that is not of a."""
     r = rows // K
     n = rows - r * K
     at = r.to(tl.int64)[:, None] * DP + cols[None, :]
@@ -271,16 +280,15 @@ def linear_backward_kernel(
     shift = load_vector(norm_ptr + CIP, b, CIP)
     mean = load_vector(norm_ptr + 2 * CIP, b, CIP)
     rstd = load_vector(norm_ptr + 3 * CIP, b, CIP)
+    gp, gq, gt = gradient_terms(out_norm_ptr, out_sums_ptr, co, inverse, COP)
     dw = tl.zeros((COP, COLS), tl.float32)
-    db = tl.zeros((ROWS, COP), tl.float32)
-    s1 = tl.zeros((ROWS, COLS), tl.float32)
-    s2 = tl.zeros((ROWS, COLS), tl.float32)
+    db = tl.zeros((ROWS // 16, 8, COP), tl.float32)
+    s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
-        s = load_gradient(
-            out_dz_ptr, out_ptr, out_norm_ptr, out_sums_ptr, rows, co, inverse, COP, inside
-        )
+        s = load_gradient(out_dz_ptr, out_ptr, gp, gq, gt, rows, co, COP, inside)
         x = load_rows(x_ptr, rows, b, CIP, inside)
         a = tl.maximum(x * scale + shift, 0.0)
         if MULTIPLY:
@@ -290,17 +298,17 @@ def linear_backward_kernel(
             at = dfactor_ptr + j[:, None] * COP + co[None, :]
             tl.atomic_add(at, s * kernel, mask=inside[:, None], sem="relaxed")
             s *= load_rows(factor_ptr, j, co, COP, inside)
-            db += s
+            db += fold(s)
         da = dot(s, w, PRECISION)
         dw += dot(tl.trans(s), a, PRECISION)
         dz = tl.where(a > 0, da, 0.0)
         store_rows(dz_ptr, rows, b, CIP, inside, dz)
-        s1 += dz
-        s2 += dz * (x - mean) * rstd
-    store_sums(sums_ptr, program, b, CIP, s1, s2)
+        s1 += fold(dz)
+        s2 += fold(dz * (x - mean) * rstd)
+    store_sums(sums_ptr, program, b, CIP, tl.sum(s1, axis=0), tl.sum(s2, axis=0))
     store_matrix(dweight_ptr, program, co, b, COP, CIP, dw)
     if MULTIPLY:
-        tl.store(dbias_ptr + program * COP + co, tl.sum(db, axis=0))
+        tl.store(dbias_ptr + program * COP + co, tl.sum(tl.sum(db, axis=0), axis=0))
 
 
 @triton.jit
@@ -317,7 +325,7 @@ def pose_backward_kernel(
     weight_ptr,  # (H, 3 CV)
     dv_ptr,  # (n, 3, CVP) float32 zeros, if VECTORS
     dreference_ptr,  # (m, 3, CVP) float32 zeros, or dv if m is n, if VECTORS
-    dweight_ptr,  # (programs, 3, HP, CVP)
+    dweight_ptr,  # (programs, 3, HB, CVP)
     points,
     k,
     inverse,  # 1 / edges, 0 in evaluation
@@ -325,6 +333,7 @@ def pose_backward_kernel(
     H: tl.constexpr,
     CVP: tl.constexpr,
     HP: tl.constexpr,
+    HB: tl.constexpr,  # HP, or 64 if that is more: a narrower product has no fast instruction
     ROWS: tl.constexpr,
     VECTORS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -334,8 +343,8 @@ def pose_backward_kernel(
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     c = tl.arange(0, CVP)
-    h = tl.arange(0, HP)
-    w0 = load_matrix(weight_ptr, h, c, 3 * CV, 1, H, CV, PRECISION)  # (HP, CVP)
+    h = tl.arange(0, HB)
+    w0 = load_matrix(weight_ptr, h, c, 3 * CV, 1, H, CV, PRECISION)  # (HB, CVP)
     w1 = load_matrix(weight_ptr + CV, h, c, 3 * CV, 1, H, CV, PRECISION)
     w2 = load_matrix(weight_ptr + 2 * CV, h, c, 3 * CV, 1, H, CV, PRECISION)
     u00 = load_frame(frames_ptr, r, inside, 0, 0)
@@ -347,16 +356,15 @@ def pose_backward_kernel(
     u20 = load_frame(frames_ptr, r, inside, 2, 0)
     u21 = load_frame(frames_ptr, r, inside, 2, 1)
     u22 = load_frame(frames_ptr, r, inside, 2, 2)
-    dw0 = tl.zeros((HP, CVP), tl.float32)
-    dw1 = tl.zeros((HP, CVP), tl.float32)
-    dw2 = tl.zeros((HP, CVP), tl.float32)
-    total = tl.zeros((ROWS, HP), tl.float32)
+    gp, gq, gt = gradient_terms(out_norm_ptr, out_sums_ptr, h, inverse, HP)
+    dw0 = tl.zeros((HB, CVP), tl.float32)
+    dw1 = tl.zeros((HB, CVP), tl.float32)
+    dw2 = tl.zeros((HB, CVP), tl.float32)
+    total = tl.zeros((ROWS, HB), tl.float32)
     # four columns at a time, for vectorised additions
     wanted = inside[:, None] & (c < (CV + 3) // 4 * 4)[None, :]
     for n in range(k):
-        s = load_gradient(
-            out_dz_ptr, out_ptr, out_norm_ptr, out_sums_ptr, r * k + n, h, inverse, HP, inside
-        )
+        s = load_gradient(out_dz_ptr, out_ptr, gp, gq, gt, r * k + n, h, HP, inside)
         total += s
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         # the vectors of r come from the cache: three more tiles would not fit the registers
@@ -378,9 +386,9 @@ def pose_backward_kernel(
             tl.atomic_add(at, u00 * f0 + u01 * f1 + u02 * f2, mask=wanted, sem="relaxed")
             tl.atomic_add(at + CVP, u10 * f0 + u11 * f1 + u12 * f2, mask=wanted, sem="relaxed")
             tl.atomic_add(at + 2 * CVP, u20 * f0 + u21 * f1 + u22 * f2, mask=wanted, sem="relaxed")
-    store_matrix(dweight_ptr, program * 3, h, c, HP, CVP, dw0)
-    store_matrix(dweight_ptr, program * 3 + 1, h, c, HP, CVP, dw1)
-    store_matrix(dweight_ptr, program * 3 + 2, h, c, HP, CVP, dw2)
+    store_matrix(dweight_ptr, program * 3, h, c, HB, CVP, dw0)
+    store_matrix(dweight_ptr, program * 3 + 1, h, c, HB, CVP, dw1)
+    store_matrix(dweight_ptr, program * 3 + 2, h, c, HB, CVP, dw2)
     if VECTORS:
         f0 = dot(total, w0, PRECISION)
         f1 = dot(total, w1, PRECISION)

@@ -1,13 +1,15 @@
-r"""Forward kernels of the relative-pose edge convolution; `locotrans.kernels.rpr` has the formulas.
+r"""Forward kernels of the relative-pose edge convolution; the formulas are in `rpr`.
 
 Common to all kernels here and in `rpr_backward`:
 
-- Widths are padded to powers of two (at least 16, for ``tl.dot``) with zeros that stay zero, so that
-  only rows need masks. A name ending in P is a padded width.
+- Widths are padded to powers of two (at least 16, for ``tl.dot``) with zeros that stay zero, so
+  that only rows need masks. A name ending in P is a padded width.
 - A batch norm is a table of four rows, (4, CP): scale, shift, mean, 1 / deviation. Then
   ``bn(x) = scale x + shift`` and ``xhat = (x - mean) rstd``.
-- Statistics are sums of ``x - center`` and of its square, with the running mean as ``center``, which
-  keeps the variance from cancelling; each program writes its own row of ``sums`` (programs, 2, CP).
+- Statistics are sums of ``x - center`` and of its square, with the running mean as ``center``,
+  which keeps the variance from cancelling; each program writes its own row of ``sums``
+  (programs, 2, CP).
+- Edges are counted in 32 bits, offsets into edge tensors in 64.
 """
 
 from typing import no_type_check
@@ -81,6 +83,13 @@ def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
 
 @triton.jit
 @no_type_check
+def fold(x):
+    """Add rows i and i + 8 of every 16, which one thread holds: sums in half the registers."""
+    return tl.sum(tl.reshape(x, (x.shape[0] // 16, 2, 8, x.shape[1])), axis=1)
+
+
+@triton.jit
+@no_type_check
 def store_sums(pointer, program, cols, WIDTH: tl.constexpr, s1, s2):
     """Store two tiles of partial sums, summed over their rows, as row ``program``."""
     at = pointer + program * (2 * WIDTH) + cols
@@ -90,9 +99,9 @@ def store_sums(pointer, program, cols, WIDTH: tl.constexpr, s1, s2):
 
 @triton.jit
 @no_type_check
-def load_frame(pointer, r, inside, I: tl.constexpr, A: tl.constexpr):
-    """Load entry (I, A) of the frame of every point, as a column (points, 1)."""
-    return tl.load(pointer + r * 9 + (I * 3 + A), mask=inside, other=0.0).to(tl.float32)[:, None]
+def load_frame(pointer, r, inside, ROW: tl.constexpr, AXIS: tl.constexpr):
+    """Load entry (ROW, AXIS) of the frame of every point, as a column (points, 1)."""
+    return tl.load(pointer + r * 9 + (ROW * 3 + AXIS), mask=inside, other=0.0)[:, None]
 
 
 @triton.jit
@@ -143,8 +152,8 @@ def pose_kernel(
     p0 = load_rows(reference_ptr, r, c, 3 * CVP, inside)
     p1 = load_rows(reference_ptr + CVP, r, c, 3 * CVP, inside)
     p2 = load_rows(reference_ptr + 2 * CVP, r, c, 3 * CVP, inside)
-    s1 = tl.zeros((ROWS, HP), tl.float32)
-    s2 = tl.zeros((ROWS, HP), tl.float32)
+    s1 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     for n in range(k):
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         x0 = load_rows(v_ptr, j, c, 3 * CVP, inside) - p0
@@ -157,10 +166,10 @@ def pose_kernel(
         store_rows(out_ptr, r * k + n, h, HP, inside, out)
         if STATISTICS:
             x = tl.where(inside[:, None], out - center, 0.0)
-            s1 += x
-            s2 += x * x
+            s1 += fold(x)
+            s2 += fold(x * x)
     if STATISTICS:
-        store_sums(sums_ptr, program, h, HP, s1, s2)
+        store_sums(sums_ptr, program, h, HP, tl.sum(s1, axis=0), tl.sum(s2, axis=0))
 
 
 @triton.jit
@@ -195,8 +204,8 @@ def linear_kernel(
     center = load_vector(center_ptr, co, CO)
     scale = load_vector(norm_ptr, ci, CIP)
     shift = load_vector(norm_ptr + CIP, ci, CIP)
-    s1 = tl.zeros((ROWS, COP), tl.float32)
-    s2 = tl.zeros((ROWS, COP), tl.float32)
+    s1 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
@@ -208,10 +217,10 @@ def linear_kernel(
         store_rows(out_ptr, rows, co, COP, inside, y)
         if STATISTICS:
             y = tl.where(inside[:, None], y - center, 0.0)
-            s1 += y
-            s2 += y * y
+            s1 += fold(y)
+            s2 += fold(y * y)
     if STATISTICS:
-        store_sums(sums_ptr, program, co, COP, s1, s2)
+        store_sums(sums_ptr, program, co, COP, tl.sum(s1, axis=0), tl.sum(s2, axis=0))
 
 
 @triton.jit
@@ -261,7 +270,7 @@ def max_kernel(
     best = tl.zeros((ROWS, COLS), tl.float32)
     arg = tl.zeros((ROWS, COLS), tl.int32)
     total = tl.zeros((ROWS, COLS), tl.float32)
-    squares = tl.zeros((ROWS, COLS), tl.float32)
+    squares = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for n in range(k):
         x = load_rows(x_ptr, r * k + n, c, CP, inside)
         e = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION) + z
@@ -270,14 +279,15 @@ def max_kernel(
         arg = tl.where(better, n, arg)
         total += e
         if STATISTICS:
-            squares += (e - center) * (e - center)
+            difference = tl.where(inside[:, None], e - center, 0.0)
+            squares += fold(difference * difference)
     store_rows(best_ptr, r, d, DP, inside, best)
     if SAVE:
         store_rows(arg_ptr, r, d, DP, inside, arg)
         store_rows(total_ptr, r, d, DP, inside, total)
     if STATISTICS:
         s1 = tl.where(inside[:, None], total - k * center, 0.0)
-        store_sums(sums_ptr, program, d, DP, s1, tl.where(inside[:, None], squares, 0.0))
+        store_sums(sums_ptr, program, d, DP, s1, tl.sum(squares, axis=0))
 
 
 @triton.jit
@@ -300,7 +310,7 @@ def norm_kernel(
     COLS: tl.constexpr,
     TRAINING: tl.constexpr,
 ):
-    """Make the table of a batch norm, of the batch if TRAINING, of the running statistics if not."""
+    """Make the table of a batch norm, from the batch if TRAINING, else from running statistics."""
     cols = tl.program_id(0) * COLS + tl.arange(0, COLS)
     real = cols < C
     gamma = tl.load(gamma_ptr + cols, mask=real, other=0.0)

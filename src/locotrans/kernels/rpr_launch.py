@@ -30,6 +30,7 @@ class Launch(NamedTuple):
     """Depth of the software pipeline over the tiles of a program."""
 
     def options(self) -> dict[str, int]:
+        """Return what Triton wants to know at a launch."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
@@ -45,7 +46,7 @@ LAUNCHES = {
     "pose_backward": Launch(64, 64, 8, 2),
 }
 FLOAT32_LAUNCHES = {
-    "pose": Launch(32, 64, 4, 1),
+    "pose": Launch(64, 64, 8, 1),
     "linear": Launch(64, 128, 8, 1),
     "max": Launch(64, 64, 8, 1),
     "points": Launch(64, 64, 4, 1),
@@ -89,10 +90,12 @@ class Plan(NamedTuple):
 
     @property
     def edges(self) -> int:
+        """Return how many there are."""
         return self.points * self.k
 
     @property
     def inverse(self) -> float:
+        """Return 1 / edges, which turns sums into means; 0 in evaluation, which has none."""
         return 1 / self.edges if self.training else 0.0
 
     def launch(self, kernel: str) -> Launch:
@@ -114,7 +117,7 @@ class Saved(NamedTuple):
     v: Tensor
     reference: Tensor | None
     frames: Tensor
-    index: Tensor
+    neighbors: Tensor
     best: Tensor
     arg: Tensor
     total: Tensor
@@ -134,10 +137,12 @@ def run_forward(
     index: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Saved | None]:
+    """Return the output, and what the backward pass reads if the plan is to save it."""
     x_basis, z, v = _pad(x_basis), _pad(z), _pad(v)
     reference = None if reference is None else _pad(reference)
     frames, index = frames.contiguous(), index.contiguous()
-    edges, norms = [], []
+    edges: list[Tensor] = []
+    norms: list[Tensor] = []
     x = _pose(plan, v, reference, frames, index, norms)
     for stage, (linear, norm) in enumerate(plan.layers.stages()[1:]):
         edges.append(x)
@@ -168,8 +173,8 @@ def _pose(
     out = v.new_empty(plan.edges, width, dtype=plan.store)
     sums = v.new_empty(programs, 2, width, dtype=torch.float32)
     forward.pose_kernel[(programs,)](
-        v, v if reference is None else reference, frames, index, linear.weight, linear.bias, norm.running_mean, out, sums,
-        plan.points, plan.k,
+        v, v if reference is None else reference, frames, index, linear.weight, linear.bias,
+        norm.running_mean, out, sums, plan.points, plan.k,
         CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=width, ROWS=launch.rows,
         STATISTICS=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
@@ -352,7 +357,7 @@ def _linear_backward(
     dweight = sums.new_empty(programs, cop, cip)
     dbias = sums.new_empty(programs, cop)
     backward.linear_backward_kernel[(cip // columns, programs)](
-        y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.index,
+        y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
         dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
         CI=ci, CO=co, CIP=cip, COP=cop, ROWS=launch.rows, COLS=columns,
         MULTIPLY=factor is not None, PRECISION=plan.precision, **launch.options(),
@@ -373,12 +378,13 @@ def _pose_backward(
     dreference = dv
     if vectors and saved.reference is not None:
         dreference = torch.zeros_like(saved.reference, dtype=torch.float32)
-    dweight = sums.new_empty(programs, 3, hp, cvp)
+    hb = max(hp, 64)
+    dweight = sums.new_empty(programs, 3, hb, cvp)
     backward.pose_backward_kernel[(programs,)](
         saved.edges[0], saved.norms[0], sums, dy, v, v if saved.reference is None else
-        saved.reference, saved.frames, saved.index, weight, dv, dreference, dweight,
+        saved.reference, saved.frames, saved.neighbors, weight, dv, dreference, dweight,
         plan.points, plan.k, plan.inverse,
-        CV=cv, H=h, CVP=cvp, HP=hp, ROWS=launch.rows, VECTORS=vectors,
+        CV=cv, H=h, CVP=cvp, HP=hp, HB=hb, ROWS=launch.rows, VECTORS=vectors,
         PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     dw = dweight.sum(0)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)

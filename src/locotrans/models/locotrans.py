@@ -116,7 +116,7 @@ class EquivariantBranch(nn.Module):
     def forward(self, points: Float[Tensor, "b n 3"]) -> EquivariantOutput:
         """Return the vectors of every layer, a hidden vector of the shape, and the frames."""
         features = self.backbone(points)
-        hidden = self.hidden(max_mean_pool(self.invariants(features.vectors, features.mean)))
+        hidden = self.hidden(self.invariants.pool(features.vectors, features.mean))
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])
             return EquivariantOutput(features, hidden, None, frames)

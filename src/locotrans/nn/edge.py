@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
+from locotrans.kernels import use_kernels
+from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
 SLOPE = 0.2  # of every leaky ReLU of the paper
@@ -53,7 +55,19 @@ class EdgeConv(nn.Module):
         self, x: Float[Tensor, "b n c"], neighbors: Int[Tensor, "b n k"]
     ) -> Float[Tensor, "b n d"]:
         """Convolve features over the given neighbourhoods."""
+        if use_kernels(x):
+            return self._fused(x, neighbors)
         return leaky_max(self.norm(edge_linear(x, neighbors, self.linear.weight)))
+
+    def _fused(
+        self, x: Float[Tensor, "b n c"], neighbors: Int[Tensor, "b n k"]
+    ) -> Float[Tensor, "b n d"]:
+        from locotrans.kernels.edge_max import edge_max
+
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        u, w = F.linear(x, torch.cat([w1, w2 - w1])).flatten(0, 1).chunk(2, dim=-1)
+        out = edge_max(u, w, global_index(neighbors), *self.norm.statistics())
+        return out.unflatten(0, x.shape[:2])
 
 
 class PointLayer(nn.Module):

@@ -35,6 +35,8 @@ class FrameConv(nn.Module):
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
         """Convolve the coordinates of every neighbourhood, seen from its own frame."""
+        if use_kernels(points) and not points.requires_grad:
+            return self._fused(points, neighbors, frames)
         edges = gather(points, neighbors) - points.unsqueeze(2)
         # a row vector times U is (U^T v)^T
         local = edges @ frames  # (b, n, k, 3)
@@ -42,6 +44,29 @@ class FrameConv(nn.Module):
             reference = points.unsqueeze(2) @ frames  # (b, n, 1, 3)
             local = torch.cat([local, reference.expand_as(local)], dim=-1)
         return leaky_max(self.norm(self.linear(local)))
+
+    def _fused(
+        self,
+        points: Float[Tensor, "b n 3"],
+        neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        from locotrans.kernels.edge_max import frame_conv
+
+        # W U_r^T (p_j - p_r): the matrix W U_r^T once a point
+        matrix = F.linear(frames, self.linear.weight[:, :3]).flatten(0, 1)
+        offset = None
+        if self.reference_point:
+            local = (points.unsqueeze(2) @ frames).squeeze(2)
+            offset = F.linear(local, self.linear.weight[:, 3:]).flatten(0, 1)
+        out = frame_conv(
+            points.flatten(0, 1),
+            global_index(neighbors),
+            matrix,
+            *self.norm.statistics(),
+            w=offset,
+        )
+        return out.unflatten(0, points.shape[:2])
 
 
 class RelativePoseConv(nn.Module):

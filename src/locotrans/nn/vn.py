@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.vectors import safe_length
 from locotrans.kernels import use_kernels
-from locotrans.nn.edge import SLOPE, edge_linear
+from locotrans.nn.edge import SLOPE, edge_linear, max_mean_pool
 from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
@@ -212,3 +212,16 @@ class VNInvariants(nn.Module):
         if mean is None:
             return (z @ v).flatten(-2)
         return torch.cat([z @ v, z @ mean], dim=-1).flatten(-2)
+
+    def pool(
+        self, v: Float[Tensor, "b n 3 c"], mean: Float[Tensor, "b 1 3 c"] | None = None
+    ) -> Float[Tensor, "b e"]:
+        """Return the maximum and the mean over the points of the inner products, concatenated."""
+        if not use_kernels(v):
+            return max_mean_pool(self(v, mean))
+        from locotrans.kernels.pool import pool_projections
+
+        z = self.projection(v, mean)
+        parts = [v] if mean is None else [v, mean.expand_as(v)]
+        pooled = [pool_projections(part, z) for part in parts]  # each (b, 3, c) twice
+        return torch.cat([torch.cat(x, dim=-1).flatten(1) for x in zip(*pooled, strict=True)], -1)

@@ -16,25 +16,25 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset, rotate
-from locotrans.geometry import random_rotations
+from locotrans.geometry import AXES, random_rotations
 from locotrans.geometry.neighbors import gather
-from locotrans.pictures import Answer, frames_figure, poses_figure, save_figure, up_vector
+from locotrans.pictures import Answer, frames_figure, poses_figure, save_figure
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.config import TrainConfig, derive_seed
 from locotrans.training.evaluate import evaluate
 from locotrans.training.loop import train
 from locotrans.training.record import environment, find_device, write_json
 
-SMALL = ("k=12", "embedding=128", "head_widths=128,64", "dropout=0", "widths=32,64")
-SMALL += ("vector_widths=8,8", "vector_embedding=24", "append_mean=true")
 LOCOTRANS, GRAM_SCHMIDT, DGCNN = "LocoTrans", "LocoTrans, Gram-Schmidt", "DGCNN"
+HEAD = ("k=12", "head_widths=128,64", "dropout=0")
+SMALL = (*HEAD, "widths=32,64", "embedding=128", "vector_widths=8,8", "vector_embedding=24")
 NETWORKS = {
-    LOCOTRANS: ("locotrans_dgcnn_light", SMALL),
-    GRAM_SCHMIDT: ("locotrans_dgcnn_light", (*SMALL, "frames=gram_schmidt")),
-    DGCNN: (
-        "dgcnn",
-        ("k=12", "embedding=256", "head_widths=128,64", "dropout=0", "widths=32,32,64"),
+    LOCOTRANS: ("locotrans_dgcnn_light", (*SMALL, "append_mean=true")),
+    GRAM_SCHMIDT: (
+        "locotrans_dgcnn_light",
+        (*SMALL, "append_mean=true", "frames=gram_schmidt"),
     ),
+    DGCNN: ("dgcnn", (*HEAD, "widths=32,32,64", "embedding=256")),
 }
 SHOWN = ("chair", "airplane")
 POSES = 6
@@ -208,19 +208,16 @@ def _draw_poses(
     R[0] = torch.eye(3)
     points = rotate(test.points[index].expand(POSES, -1, -1), R)
     label = int(test.labels[index])
-    chosen = {name: model(points).logits.argmax(-1) for name, model in compared.items()}
+    chosen = {name: model(points).logits.argmax(-1).tolist() for name, model in compared.items()}
     answers = [
-        [
-            Answer(name, test.class_names[int(of[pose])], int(of[pose]) == label)
-            for name, of in chosen.items()
-        ]
-        for pose in range(POSES)
+        [Answer(name, test.class_names[of[i]], of[i] == label) for name, of in chosen.items()]
+        for i in range(POSES)
     ]
     figure = poses_figure(
         list(points),
-        list(R @ up_vector(test.up)),
+        list(R[..., AXES.index(test.up)]),
         answers,
-        ["as it stands"] + [f"random pose {pose}" for pose in range(1, POSES)],
+        ["as it stands"] + [f"random pose {i}" for i in range(1, POSES)],
         f"A test shape ({test.class_names[label]}) that both networks know as it stands; "
         "in training, shapes were turned about the up axis only",
     )
