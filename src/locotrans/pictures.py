@@ -1,8 +1,7 @@
 """Pictures of clouds: plain drawings of points, frames and poses, made by matplotlib.
 
-Clouds are drawn in a parallel projection, so that lengths and right angles can be compared
-across panels; what is nearer is darker and lies on top. matplotlib is imported by the functions
-that need it, and draws into memory (Agg): no window, no global state.
+The projection is parallel; what is nearer is darker and lies on top. matplotlib is imported by the
+functions that need it, and draws into memory (Agg): no window, no global state.
 """
 
 import math
@@ -35,11 +34,7 @@ class Answer(NamedTuple):
 def view_rotation(azimuth: float = 35.0, elevation: float = 25.0) -> Float[Tensor, "3 3"]:
     """Return the rotation into the camera: x to the right, y up, z towards the viewer.
 
-    The camera stands upright with respect to z.
-
-    Args:
-        azimuth: degrees that the cloud is turned about z.
-        elevation: degrees from which the camera looks down.
+    The cloud is turned about z by ``azimuth`` degrees and seen from ``elevation`` degrees above.
     """
     turn, tilt = torch.tensor([math.radians(azimuth), math.radians(elevation - 90)]).unbind()
     return axis_rotation("x", tilt) @ axis_rotation("z", turn)
@@ -142,7 +137,7 @@ def frames_figure(
         notes: for each kind, a line to print above either axis.
         title: title of the whole.
     """
-    figure, panels = new_figure(len(clouds), 2 * len(frames), 3.2, 3.0, above=0.5)
+    figure, panels = new_figure(len(clouds), 2 * len(frames), 3.2, 2.7, above=0.45)
     content = product(range(len(clouds)), frames, range(2))
     for axes, (row, kind, i) in zip(panels, content, strict=True):
         draw_cloud(axes, clouds[row], size=8.0)

@@ -40,5 +40,12 @@ def edge_dtype() -> torch.dtype:
     return torch.bfloat16 if mixed else torch.float32
 
 
+def product_precision() -> str:
+    """Return how the kernels take products: as torch is set to, float32 being three TF32 products."""
+    if edge_dtype() == torch.bfloat16:
+        return "bf16"
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
 _has_triton = importlib.util.find_spec("triton") is not None
 set_kernels(os.environ.get("LOCOTRANS_KERNELS", "auto"))

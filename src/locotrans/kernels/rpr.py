@@ -53,9 +53,9 @@ from locotrans.kernels.rpr_launch import (
     Plan,
     RPRLayers,
     Saved,
-    run_backward,
     run_forward,
 )
+from locotrans.kernels.rpr_launch_backward import run_backward
 
 
 def supported(vector_channels: int, in_channels: int, out_channels: int, k: int) -> bool:
@@ -143,7 +143,7 @@ class _RPRConv(torch.autograd.Function):
         tensors = ctx.saved_tensors
         norms = 9 + len(ctx.plan.layers.stages())  # where they begin: there is one more of them
         parameters = 2 * norms - 8
-        saved = Saved(*tensors[:9], tensors[9:norms], tensors[norms:parameters])
+        saved = Saved._make([*tensors[:9], tensors[9:norms], tensors[norms:parameters]])
         vectors = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
         with torch.cuda.device_of(grad):
             points, weights = run_backward(ctx.plan, saved, tensors[parameters:], grad, vectors)

@@ -1,5 +1,6 @@
-"""Launches of the kernels of the relative-pose edge convolution; see `locotrans.kernels.rpr`."""
+"""Plan and launches of the forward kernels of the relative-pose edge convolution; see `rpr`."""
 
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,14 +9,13 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locotrans.kernels import rpr_backward as backward
 from locotrans.kernels import rpr_forward as forward
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
 FORWARD_PROGRAMS = 132 * 4  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
-INTERPRETED = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Launch(NamedTuple):
@@ -138,8 +138,8 @@ def run_forward(
     weight: Tensor,
 ) -> tuple[Tensor, Saved | None]:
     """Return the output, and what the backward pass reads if the plan is to save it."""
-    x_basis, z, v = _pad(x_basis), _pad(z), _pad(v)
-    reference = None if reference is None else _pad(reference)
+    x_basis, z, v = pad(x_basis), pad(z), pad(v)
+    reference = None if reference is None else pad(reference)
     frames, index = frames.contiguous(), index.contiguous()
     edges: list[Tensor] = []
     norms: list[Tensor] = []
@@ -167,15 +167,15 @@ def _pose(
     norms: list[Tensor],
 ) -> Tensor:
     linear, norm = plan.layers.kernel1, plan.layers.kernel_norm
-    h, width = linear.out_features, _width(linear.out_features)
+    h, hp = linear.out_features, width(linear.out_features)
     launch = plan.launch("pose")
     programs = triton.cdiv(plan.points, launch.rows)
-    out = v.new_empty(plan.edges, width, dtype=plan.store)
-    sums = v.new_empty(programs, 2, width, dtype=torch.float32)
+    out = v.new_empty(plan.edges, hp, dtype=plan.store)
+    sums = v.new_empty(programs, 2, hp, dtype=torch.float32)
     forward.pose_kernel[(programs,)](
         v, v if reference is None else reference, frames, index, linear.weight, linear.bias,
         norm.running_mean, out, sums, plan.points, plan.k,
-        CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=width, ROWS=launch.rows,
+        CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=hp, ROWS=launch.rows,
         STATISTICS=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
@@ -191,15 +191,15 @@ def _linear(
     index: Tensor,
     norms: list[Tensor],
 ) -> Tensor:
-    width = _width(linear.out_features)
+    cop = width(linear.out_features)
     launch = plan.launch("linear")
     programs, tiles = plan.tiles(launch.rows, FORWARD_PROGRAMS)
-    out = x.new_empty(plan.edges, width)
-    sums = x.new_empty(programs, 2, width, dtype=torch.float32)
+    out = x.new_empty(plan.edges, cop)
+    sums = x.new_empty(programs, 2, cop, dtype=torch.float32)
     forward.linear_kernel[(programs,)](
         x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, out, sums,
         plan.edges, tiles,
-        CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=width, ROWS=launch.rows,
+        CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=cop, ROWS=launch.rows,
         MULTIPLY=factor is not None, STATISTICS=plan.training, PRECISION=plan.precision,
         **launch.options(),
     )  # fmt: skip
@@ -228,193 +228,24 @@ def _max(
     return best, arg, total
 
 
-Points = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-
-
-def run_backward(
-    plan: Plan, saved: Saved, parameters: Sequence[Tensor], grad: Tensor, vectors: bool
-) -> tuple[Points, list[Tensor]]:
-    """Return the gradients of x_basis, z, v and v_reference, padded, and of the parameters."""
-    weight, *rest = parameters
-    stages = [rest[2 + 4 * i : 5 + 4 * i] for i in range(len(saved.edges))]
-    dz, dx, sums, last = _max_backward(plan, saved, weight, _pad(grad))
-    gradients: list[Tensor] = []
-    for i in range(len(saved.edges) - 1, 0, -1):
-        factor = saved.x_basis if i == 1 else None
-        dfactor = torch.zeros_like(saved.x_basis, dtype=torch.float32) if i == 1 else None
-        dx, sums, new = _linear_backward(plan, saved, i, stages[i], factor, dfactor, dx, sums)
-        gradients = new + gradients
-    dv, dreference, new = _pose_backward(plan, saved, stages[0][0], dx, sums, vectors)
-    assert dfactor is not None  # i ended at 1
-    return (dfactor, dz, dv, dreference), last + new + gradients
-
-
-def _max_backward(
-    plan: Plan, saved: Saved, weight: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Return the gradients of z, of the batch norm before, its sums, and of the parameters."""
-    x, norm, z, table = saved.edges[-1], saved.norms[-2], saved.z, saved.norms[-1]
-    (d, c), dp, cp = weight.shape, z.shape[1], x.shape[1]
-    sums = _point_sums(plan, saved, grad)
-    chosen, dense, dz = _point_terms(plan, saved, grad, sums)
-    scale, _, _, rstd = table[:, :d]
-    coefficient = scale * rstd * sums[1, :d] * plan.inverse  # w of the formulas
-    rounded = weight.to(plan.store).contiguous()
-    w1 = rounded.to(torch.float32)
-    gram_weight = (-(w1.T * coefficient) @ w1).to(plan.store)
-    launch = plan.launch("max_backward")
-    programs = triton.cdiv(plan.edges, launch.rows)
-    dx = torch.empty_like(x)
-    dx_sums = sums.new_empty(programs, 2, cp)
-    backward.max_backward_kernel[(programs,)](
-        x, norm, rounded, gram_weight, chosen, dense, saved.arg, dx, dx_sums, plan.edges,
-        K=plan.k, C=c, D=d, CP=cp, DP=dp, ROWS=launch.rows, COLS=min(launch.columns, dp),
-        TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
-    )  # fmt: skip
-    dw = _max_weight(plan, saved, chosen, dense, gram=False)[:d, :c]
-    if plan.training:
-        gram = _max_weight(plan, saved, chosen, dense, gram=True)[:c, :c]
-        dw = dw - coefficient[:, None] * (w1 @ gram)
-    return dz, dx, dx_sums.sum(0), [dw, sums[1, :d], sums[0, :d]]
-
-
-def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor, gram: bool) -> Tensor:
-    """Return S^T a, or a^T a."""
-    x, norm, launch = saved.edges[-1], saved.norms[-2], plan.launch("max_weight")
-    dp, cp = chosen.shape[1], x.shape[1]
-    rows = cp if gram else dp
-    columns = min(launch.columns, rows)
-    programs, tiles = plan.tiles(launch.rows, BACKWARD_PROGRAMS // (rows // columns))
-    out = norm.new_empty(programs, rows, cp)
-    backward.max_weight_kernel[(rows // columns, programs)](
-        x, norm, chosen, dense, saved.arg, out, plan.edges, tiles,
-        K=plan.k, CP=cp, DP=dp, ROWS=launch.rows, COLS=columns, GRAM=gram,
-        TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
-    )  # fmt: skip
-    return out.sum(0)
-
-
-def _point_sums(plan: Plan, saved: Saved, grad: Tensor) -> Tensor:
-    """Return the gradients of beta and of gamma of the last batch norm, (2, d)."""
-    width, launch = grad.shape[1], plan.launch("points")
-    columns = min(launch.columns, width)
-    programs = triton.cdiv(plan.points, launch.rows)
-    sums = grad.new_empty(programs, 2, width, dtype=torch.float32)
-    backward.point_sums_kernel[(programs, width // columns)](
-        grad, saved.best, saved.norms[-1], sums, plan.points,
-        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
-    )  # fmt: skip
-    return sums.sum(0)
-
-
-def _point_terms(
-    plan: Plan, saved: Saved, grad: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `chosen` and `dense`, of which S is made, and the gradient of z."""
-    width, launch = grad.shape[1], plan.launch("points")
-    columns = min(launch.columns, width)
-    chosen = torch.empty_like(grad, dtype=plan.store)
-    dense = torch.empty_like(chosen)
-    dz = torch.empty_like(grad, dtype=torch.float32)
-    backward.point_terms_kernel[(triton.cdiv(plan.points, launch.rows), width // columns)](
-        grad, saved.best, saved.total, saved.z, saved.norms[-1], sums, chosen, dense, dz,
-        plan.points, plan.k, plan.inverse,
-        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
-    )  # fmt: skip
-    return chosen, dense, dz
-
-
-def _linear_backward(
-    plan: Plan,
-    saved: Saved,
-    i: int,
-    parameters: Sequence[Tensor],
-    factor: Tensor | None,
-    dfactor: Tensor | None,
-    dy: Tensor,
-    sums: Tensor,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the gradient of the batch norm before stage i, its sums, and of the parameters.
-
-    Args:
-        plan: sizes and types.
-        saved: tensors of the forward pass.
-        i: the stage.
-        parameters: weight, bias and gamma.
-        factor: what the product is multiplied with, if it is.
-        dfactor: zeros, to which the gradient of the factor is added.
-        dy: gradient of the batch norm behind.
-        sums: those of ``dy``.
-    """
-    weight, bias, _ = parameters
-    x, y = saved.edges[i - 1], saved.edges[i]
-    (co, ci), cop, cip = weight.shape, y.shape[1], x.shape[1]
-    launch = plan.launch("linear_backward")
-    columns = cip if factor is not None else min(launch.columns, cip)
-    programs, tiles = plan.tiles(launch.rows, BACKWARD_PROGRAMS // (cip // columns))
-    dx = torch.empty_like(x)
-    dx_sums = sums.new_empty(programs, 2, cip)
-    dweight = sums.new_empty(programs, cop, cip)
-    dbias = sums.new_empty(programs, cop)
-    backward.linear_backward_kernel[(cip // columns, programs)](
-        y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
-        dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
-        CI=ci, CO=co, CIP=cip, COP=cop, ROWS=launch.rows, COLS=columns,
-        MULTIPLY=factor is not None, PRECISION=plan.precision, **launch.options(),
-    )  # fmt: skip
-    db = _dbias(plan, saved.norms[i], sums) if factor is None else dbias.sum(0)
-    gradients = [dweight.sum(0)[:co, :ci], db[:co], sums[1, :co], sums[0, :co]]
-    return dx, dx_sums.sum(0), gradients
-
-
-def _pose_backward(
-    plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Tensor, vectors: bool
-) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-    """Return the gradients of the vectors, if they are wanted, and of the parameters."""
-    v, h, launch = saved.v, weight.shape[0], plan.launch("pose_backward")
-    cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], v.shape[-1]
-    programs = triton.cdiv(plan.points, launch.rows)
-    dv = torch.zeros_like(v, dtype=torch.float32) if vectors else None
-    dreference = dv
-    if vectors and saved.reference is not None:
-        dreference = torch.zeros_like(saved.reference, dtype=torch.float32)
-    hb = max(hp, 64)
-    dweight = sums.new_empty(programs, 3, hb, cvp)
-    backward.pose_backward_kernel[(programs,)](
-        saved.edges[0], saved.norms[0], sums, dy, v, v if saved.reference is None else
-        saved.reference, saved.frames, saved.neighbors, weight, dv, dreference, dweight,
-        plan.points, plan.k, plan.inverse,
-        CV=cv, H=h, CVP=cvp, HP=hp, HB=hb, ROWS=launch.rows, VECTORS=vectors,
-        PRECISION=plan.precision, **launch.options(),
-    )  # fmt: skip
-    dw = dweight.sum(0)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
-    db = _dbias(plan, saved.norms[0], sums)
-    gradients = [dw, db[:h], sums[1, :h], sums[0, :h]]
-    return dv, None if saved.reference is None else dreference, gradients
-
-
-def _dbias(plan: Plan, table: Tensor, sums: Tensor) -> Tensor:
-    """Return the gradient of a bias just before a batch norm, which batch statistics cancel."""
-    return torch.zeros_like(sums[0]) if plan.training else table[0] * sums[0]
-
-
 def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor) -> Tensor:
     """Return the table of a batch norm, (4, c): scale, shift, mean, 1 / deviation."""
-    programs, _, width = sums.shape
-    out = sums.new_empty(4, width)
-    forward.norm_kernel[(width // 16,)](
+    programs, _, cp = sums.shape
+    out = sums.new_empty(4, cp)
+    forward.norm_kernel[(cp // 16,)](
         sums, norm.weight, norm.bias, norm.running_mean, norm.running_var,
         norm.num_batches_tracked, out, programs, float(plan.edges), norm.eps, norm.momentum,
-        C=norm.num_features, CP=width, ROWS=64, COLS=16, TRAINING=plan.training,
+        C=norm.num_features, CP=cp, ROWS=64, COLS=16, TRAINING=plan.training,
     )  # fmt: skip
     return out
 
 
-def _width(channels: int) -> int:
+def width(channels: int) -> int:
+    """Return the padded width: a power of two, for `tl.arange`, of at least 16, for `tl.dot`."""
     return max(16, triton.next_power_of_2(channels))
 
 
-def _pad(x: Tensor) -> Tensor:
+def pad(x: Tensor) -> Tensor:
     """Widen the last axis to a power of two, with zeros."""
-    extra = _width(x.shape[-1]) - x.shape[-1]
+    extra = width(x.shape[-1]) - x.shape[-1]
     return F.pad(x, (0, extra)) if extra else x.contiguous()

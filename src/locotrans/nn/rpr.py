@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length, safe_normalize
-from locotrans.kernels import edge_dtype, use_kernels
+from locotrans.kernels import edge_dtype, product_precision, use_kernels
 from locotrans.nn.edge import leaky_max
 from locotrans.nn.graph import global_index
 from locotrans.nn.lcrf import to_frame
@@ -157,6 +157,7 @@ class RelativePoseConv(nn.Module):
             w1,
             layers,
             store=edge_dtype(),
+            precision=product_precision(),
         )
         return out.unflatten(0, x.shape[:2])
 

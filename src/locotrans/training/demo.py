@@ -1,11 +1,11 @@
 """The demonstration: three small networks learn upright shapes and are tested in every pose.
 
-All train on the built-in set with rotations about its up axis, for the same epochs, with nearly the
-same number of parameters: LocoTrans, LocoTrans with Gram-Schmidt frames (for the picture of the
-frames), and DGCNN. Then come the table, two pictures, and a record of all figures.
+LocoTrans, LocoTrans with Gram-Schmidt frames (for the picture of the frames) and DGCNN see the same
+shapes, turned about the up axis, for the same epochs, and have nearly as many parameters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,18 @@ from locotrans.training.checkpoint import load_weights
 from locotrans.training.config import TrainConfig, derive_seed
 from locotrans.training.evaluate import evaluate
 from locotrans.training.loop import train
-from locotrans.training.record import environment, find_device, write_json
+from locotrans.training.record import write_json
 
 LOCOTRANS, GRAM_SCHMIDT, DGCNN = "LocoTrans", "LocoTrans, Gram-Schmidt", "DGCNN"
 HEAD = ("k=12", "head_widths=128,64", "dropout=0")
-SMALL = (*HEAD, "widths=32,64", "embedding=128", "vector_widths=8,8", "vector_embedding=24")
+VECTORS = ("vector_widths=8,8", "vector_embedding=24", "append_mean=true")
+SMALL = (*HEAD, *VECTORS, "widths=32,64", "embedding=128")
 NETWORKS = {
-    LOCOTRANS: ("locotrans_dgcnn_light", (*SMALL, "append_mean=true")),
-    GRAM_SCHMIDT: (
-        "locotrans_dgcnn_light",
-        (*SMALL, "append_mean=true", "frames=gram_schmidt"),
-    ),
+    LOCOTRANS: ("locotrans_dgcnn_light", SMALL),
+    GRAM_SCHMIDT: ("locotrans_dgcnn_light", (*SMALL, "frames=gram_schmidt")),
     DGCNN: ("dgcnn", (*HEAD, "widths=32,32,64", "embedding=256")),
 }
-SHOWN = ("chair", "airplane")
+SHOWN = ("chair", "airplane")  # classes for the pictures
 POSES = 6
 
 
@@ -45,17 +43,14 @@ class DemoSize:
     """How much the demonstration computes; the defaults take about three minutes on two cores."""
 
     points: int = 128
-    shapes: int = 3200
-    test_shapes: int = 400
-    epochs: int = 3
+    shapes: int = 3600
+    test_shapes: int = 300
+    epochs: int = 2
     batch_size: int = 32
 
 
 def run_demo(
-    out: Path = Path("demo"),
-    seed: int = 0,
-    size: DemoSize | None = None,
-    console: Console | None = None,
+    out: Path, seed: int = 0, size: DemoSize | None = None, console: Console | None = None
 ) -> dict[str, Any]:
     """Train, test and draw; a demonstration that was cut goes on where it stopped.
 
@@ -68,11 +63,9 @@ def run_demo(
     Returns:
         What ``demo.json`` holds.
     """
-    console = console or Console()
-    size = size or DemoSize()
+    console, size = console or Console(), size or DemoSize()
     test = load_dataset("builtin", "test", points=size.points, shapes=size.test_shapes)
-    models: dict[str, nn.Module] = {}
-    figures: dict[str, dict[str, Any]] = {}
+    models, figures = {}, {}
     for name in NETWORKS:
         console.print(f"\n[bold]{name}[/bold]")
         models[name], figures[name] = _train(name, out, seed, size, test, console)
@@ -81,14 +74,7 @@ def run_demo(
     with console.status("drawing"):
         consistency = _draw_frames(models, test, out / "frames.png")
         poses = _draw_poses(models, test, seed, out / "poses.png")
-    record = {
-        "networks": figures,
-        "frame_consistency": consistency,
-        "poses": poses,
-        "up_axis": test.up,
-        "seed": seed,
-        "environment": environment(find_device("auto")),
-    }
+    record = {"networks": figures, "frame_consistency": consistency, "poses": poses}
     write_json(out / "demo.json", record)
     console.print(
         f"\nPictures: {out / 'frames.png'} and {out / 'poses.png'}; all figures: "
@@ -102,54 +88,51 @@ def run_demo(
 def _train(
     name: str, out: Path, seed: int, size: DemoSize, test: CloudSet, console: Console
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Train one network and measure it about the up axis and under SO(3)."""
+    """Train one network and measure it about the up axis and under SO(3).
+
+    Differs: a few hundred steps at the paper's weights of 0.1 leave the two vectors of a point
+        nearly parallel, and the frames to noise; hence the weights of 1. Nor are shapes stretched:
+        that blurs what tells the built-in ones apart.
+    """
     model_name, options = NETWORKS[name]
-    folder = "_".join(name.lower().replace(",", "").replace("-", " ").split())
     config = TrainConfig(
         model=model_name,
         options=options,
-        points=size.points,
-        shapes=size.shapes,
-        test_shapes=size.test_shapes,
-        epochs=size.epochs,
-        batch_size=size.batch_size,
-        rotation="z",
-        scale=1.0,  # stretching the built-in shapes blurs what tells them apart
+        **asdict(size),
+        lr=0.05,
+        orthogonality_weight=1.0,
+        consistency_weight=1.0,
+        scale=1.0,
         shift=0.0,
         seed=seed,
-        out=out / f"seed_{seed}" / folder,
+        out=out / f"seed_{seed}" / name.lower().replace(", ", "_").replace("-", "_"),
     )
     record = train(config, console)
     model, _ = load_weights(config.out / "weights.safetensors")
-    about_up = evaluate(model, test, "z", batch_size=size.batch_size)
-    so3 = record["evaluation"]
+    about_up = evaluate(model, test, "z", rotations_per_shape=1, batch_size=size.batch_size)
+    so3 = record["evaluation"]  # of the last epoch's weights, as always
     return model, {
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": record["seconds"],
         "accuracy_z_z": about_up["overall_accuracy"],
         "accuracy_z_so3": so3["overall_accuracy"],
         "rotation_agreement": so3["rotation_agreement"],
-        "about_up": about_up,
+        "evaluation_about_up": about_up,
         "record": record,
     }
 
 
-def _table(figures: dict[str, dict[str, Any]], size: DemoSize) -> Table:
+def _table(figures: Mapping[str, Mapping[str, Any]], size: DemoSize) -> Table:
     table = Table(
         title=f"trained about the up axis, {size.epochs} epochs of {size.shapes} shapes each; "
-        f"tested on {size.test_shapes} others"
+        f"tested on {size.test_shapes} others, about the up axis (z/z) and freely (z/SO(3))"
     )
-    table.add_column("model")
-    for column in ("parameters", "seconds", "z/z", "z/SO(3)", "agreement"):
-        table.add_column(column, justify="right")
+    for column in ("model", "parameters", "seconds", "z/z", "z/SO(3)", "agreement"):
+        table.add_column(column, justify="left" if column == "model" else "right")
     for name, row in figures.items():
         shares = [row[key] for key in ("accuracy_z_z", "accuracy_z_so3", "rotation_agreement")]
-        table.add_row(
-            name,
-            f"{row['parameters']:,}",
-            f"{row['seconds']:.0f}",
-            *(f"{100 * share:.1f}%" for share in shares),
-        )
+        texts = [f"{row['parameters']:,}", f"{row['seconds']:.0f}"]
+        table.add_row(name, *texts, *(f"{100 * share:.1f}%" for share in shares))
     return table
 
 
@@ -160,18 +143,14 @@ def axis_consistency(
 
     Every list of neighbours contains the point itself, which does not count.
     """
-    near = gather(frames, neighbors)  # (b, n, k, 3, 3)
-    cosines = (near * frames.unsqueeze(2)).sum(-2)  # (b, n, k, axis)
-    k = neighbors.shape[-1]
+    cosines = (gather(frames, neighbors) * frames.unsqueeze(2)).sum(-2)  # (b, n, k, axis)
     itself = frames.square().sum(-2)  # (b, n, axis): 1, or 0 where a frame is degenerate
-    return ((cosines.sum(2) - itself) / max(k - 1, 1)).mean((0, 1))
+    return ((cosines.sum(2) - itself) / (neighbors.shape[-1] - 1)).mean((0, 1))
 
 
 @torch.inference_mode()
-def _draw_frames(
-    models: dict[str, nn.Module], test: CloudSet, path: Path
-) -> dict[str, dict[str, float]]:
-    """Draw the frames of two shapes, and measure the consistency over the test set."""
+def _draw_frames(models: Mapping[str, nn.Module], test: CloudSet, path: Path) -> dict[str, Any]:
+    """Draw the frames of two shapes as in the paper's Fig. 5; measure them over the test set."""
     shown = [_first(test, name) for name in SHOWN]
     panels, notes, measured = {}, {}, {}
     for kind, name in (("Gram-Schmidt", GRAM_SCHMIDT), ("LCRF", LOCOTRANS)):
@@ -193,32 +172,24 @@ def _draw_frames(
 
 @torch.inference_mode()
 def _draw_poses(
-    models: dict[str, nn.Module], test: CloudSet, seed: int, path: Path
+    models: Mapping[str, nn.Module], test: CloudSet, seed: int, path: Path
 ) -> list[dict[str, Any]]:
-    """Draw a shape that both networks know as it stands, upright and in random poses."""
-    compared = {name: models[name] for name in (LOCOTRANS, DGCNN)}
-    known = torch.ones(len(test), dtype=torch.bool)
-    for model in compared.values():
-        known &= model(test.points).logits.argmax(-1) == test.labels
-    candidates = [_first(test, name) for name in SHOWN] + list(range(len(test)))
-    index = next((i for i in candidates if known[i]), candidates[0])
-
-    generator = torch.Generator().manual_seed(derive_seed(seed, index))
-    R = random_rotations(POSES, generator=generator)
+    """Draw a chair as it stands and in random poses: the first one, whatever is said of it."""
+    index = _first(test, SHOWN[0])
+    R = random_rotations(POSES, generator=torch.Generator().manual_seed(derive_seed(seed, index)))
     R[0] = torch.eye(3)
     points = rotate(test.points[index].expand(POSES, -1, -1), R)
     label = int(test.labels[index])
-    chosen = {name: model(points).logits.argmax(-1).tolist() for name, model in compared.items()}
-    answers = [
-        [Answer(name, test.class_names[of[i]], of[i] == label) for name, of in chosen.items()]
-        for i in range(POSES)
-    ]
+    answers: list[list[Answer]] = [[] for _ in range(POSES)]
+    for name in (LOCOTRANS, DGCNN):
+        for said, number in zip(answers, models[name](points).logits.argmax(-1), strict=True):
+            said.append(Answer(name, test.class_names[number], bool(number == label)))
     figure = poses_figure(
         list(points),
         list(R[..., AXES.index(test.up)]),
         answers,
         ["as it stands"] + [f"random pose {i}" for i in range(1, POSES)],
-        f"A test shape ({test.class_names[label]}) that both networks know as it stands; "
+        f"The first {SHOWN[0]} of the test set, as it stands and in random poses; "
         "in training, shapes were turned about the up axis only",
     )
     save_figure(figure, path)
@@ -226,5 +197,4 @@ def _draw_poses(
 
 
 def _first(test: CloudSet, name: str) -> int:
-    """Return the first shape of a class."""
     return int((test.labels == test.class_names.index(name)).nonzero()[0])

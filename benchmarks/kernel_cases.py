@@ -1,0 +1,249 @@
+"""Each kernel alone: its inputs, its plain specification, and what its passes move and compute.
+
+The formulas are those at the top of the kernels' own files. Widths are those of the networks.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from kernel_timing import FLOAT32, INSTRUCTIONS, PRODUCTS, Case, Pass, Problem, Size
+from timing import clouds
+from torch import Tensor
+from torch.nn import functional as F
+
+from locotrans.geometry import random_rotations
+from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.geometry.vectors import center
+from locotrans.models import model_config
+from locotrans.nn.edge import leaky_max, max_mean_pool
+from locotrans.nn.graph import global_index
+from locotrans.nn.norm import BatchNorm
+from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
+from locotrans.nn.vn import VNBatchNorm, aligned, vn_leaky_relu
+
+
+def knn_case(size: Size, channels: int) -> Case:
+    b, n, k, pairs = size.b, size.n, size.k, size.b * size.n**2
+    coordinates = channels == 3
+    selection = (4 * k + 8 * coordinates) * pairs
+    out = 4 * b * n * k
+    if coordinates:
+        passes = [Pass(12 * b * n + out, 0, selection, INSTRUCTIONS)]
+    else:
+        products = 3 * 2 * channels * pairs  # three for float32 accuracy
+        passes = [
+            Pass(4 * b * n * channels + 4 * pairs, 0, products),
+            Pass(4 * pairs + out, 0, selection, INSTRUCTIONS),
+        ]
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.knn import nearest
+
+        if coordinates:
+            x = clouds(size.b, size.n, size.device)
+            scale = center(x).norm(dim=-1).amax(-1)
+        else:
+            x = torch.randn(size.b, size.n, channels, device=size.device)
+            x = x - x.mean(-2, keepdim=True)
+            scale = x.square().sum(-1).amax(-1)
+        search = knn if coordinates else knn_features
+
+        def fused() -> Tensor:
+            return nearest(x, scale, size.k, coordinates=coordinates)
+
+        return Problem(fused, lambda: search(x, size.k))
+
+    name = "knn of coordinates" if coordinates else f"knn of {channels} features"
+    return Case(name, make, passes)
+
+
+def vn_edge_case(size: Size, d: int) -> Case:
+    N, k = size.b * size.n, size.k
+    V, du, index = 12 * d * N, 24 * d * N, 4 * k * N
+    gathers = 24 * d * k * N
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.vn import vn_edge_conv
+
+        width, neighbors, norm = (
+            aligned(d),
+            knn(clouds(size.b, size.n, size.device), size.k),
+            VNBatchNorm(d).to(size.device),
+        )
+        u, w = (_padded(size.draw(3, 2, width), d) for _ in range(2))
+        index = global_index(neighbors)
+
+        def plain() -> Tensor:
+            p, q = (_rows(u[..., :d], index) + w[:, None, ..., :d]).unbind(
+                -2
+            )  # (b n, k, 3, d) each
+            return vn_leaky_relu(norm(p), q).mean(1)
+
+        def fused() -> Tensor:
+            return vn_edge_conv(u.flatten(2), w.flatten(2), index, *norm.norm.statistics())
+
+        return Problem(fused, plain, [u, w, *norm.parameters()])
+
+    forward = [Pass(2 * V + index, gathers / 2), Pass(5 * V + index, gathers)]
+    backward = [Pass(5 * V + index, gathers), Pass(7 * V + 3 * du + index, 2 * gathers)]
+    return Case(f"vn_edge_conv {d}", make, forward, backward)
+
+
+def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
+    V = 12 * d * size.b * size.n
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.vn import vn_norm_act
+
+        width, norm = aligned(d), VNBatchNorm(d).to(size.device)
+        pq = _padded(size.draw(3, 2, width), d)
+        if shared:
+            p, q = _padded(size.draw(3, width), d), size.draw(3, 1)
+            return Problem(
+                lambda: vn_norm_act(p, q, *norm.norm.statistics()),
+                lambda: vn_leaky_relu(norm(p[..., :d]), q),
+                [p, q, *norm.parameters()],
+            )
+
+        def plain() -> Tensor:
+            p, q = pq[..., :d].unbind(-2)
+            return vn_leaky_relu(norm(p), q)
+
+        def fused() -> Tensor:
+            return vn_norm_act(pq.flatten(2), None, *norm.norm.statistics())
+
+        return Problem(fused, plain, [pq, *norm.parameters()])
+
+    passes = [Pass(x * V) for x in ((1, 2, 2, 3) if shared else (1, 3, 3, 5))]
+    name = f"vn_norm_act {d}{', one direction' if shared else ''}"
+    return Case(name, make, passes[:2], passes[2:])
+
+
+def rpr_case(size: Size, cv: int, c: int, d: int, *, refine: bool, store: torch.dtype) -> Case:
+    E, h, s = size.b * size.n * size.k, c // 2, store.itemsize
+    rate = PRODUCTS if store == torch.bfloat16 else FLOAT32
+
+    def stage(memory: float, cache: float, products: float) -> Pass:
+        return Pass(E * s * memory, E * cache, 2 * E * products, rate)
+
+    forward = [stage(h, 12 * cv, 3 * cv * h), stage(h + c, 4 * c, h * c), stage(c, 0, c * d)]
+    backward = [
+        stage(2 * c, 0, 2 * c * (c + d)),
+        stage(2 * c + 2 * h, 4 * c, 3 * h * c),
+        stage(2 * h, 24 * cv, 6 * cv * h),
+    ]
+    if refine:
+        forward.append(stage(2 * c, 0, c * c))
+        backward.append(stage(4 * c, 0, 2 * c * c))
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.rpr import RPRLayers, rpr_conv
+
+        conv = RelativePoseConv(3 * cv, c, d, refine=refine).to(size.device)
+        neighbors, frames = (
+            knn(clouds(size.b, size.n, size.device), size.k),
+            random_rotations(size.b, size.n, device=size.device),
+        )
+        index = global_index(neighbors)
+        x, z, v = size.draw(c), size.draw(d), size.draw(3, cv)
+        weight = conv.linear.weight[:, :c].detach().contiguous().requires_grad_()
+        names = "kernel1 kernel_norm kernel2 pose_norm refine refine_norm norm".split()
+        layers = RPRLayers(*(getattr(conv, name) for name in names))
+
+        def fused() -> Tensor:
+            return rpr_conv(x, z, v, frames.flatten(0, 1), index, weight, layers, store=store)
+
+        def plain() -> Tensor:
+            pose = equivariant_pose(v.unflatten(0, (size.b, -1)), neighbors, frames).flatten(0, 1)
+            kernel = conv.kernel2(F.relu(conv.kernel_norm(conv.kernel1(pose))))
+            y = F.relu(conv.pose_norm(kernel * _rows(x, index)))
+            if conv.refine is not None and conv.refine_norm is not None:
+                y = F.relu(conv.refine_norm(conv.refine(y)))
+            return leaky_max(conv.norm(F.linear(y, weight) + z[:, None])[None])[0]
+
+        used = [layer for layer in layers if layer is not None]
+        return Problem(fused, plain, [x, z, v, weight, *(p for m in used for p in m.parameters())])
+
+    kind = str(store).removeprefix("torch.") + ("" if refine else ", light")
+    return Case(f"rpr_conv {cv}, {c} to {d}, {kind}", make, forward, backward)
+
+
+def pool_case(size: Size, c: int) -> Case:
+    V, z = 12 * c * size.b * size.n, 36 * size.b * size.n
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.pool import pool_projections
+
+        v, z = (size.draw(3, x).detach().unflatten(0, (size.b, -1)) for x in (c, 3))
+        v.requires_grad_(), z.requires_grad_()
+
+        def plain() -> tuple[Tensor, ...]:
+            return max_mean_pool((z.mT @ v).flatten(-2)).unflatten(1, (2, 3, -1)).unbind(1)
+
+        return Problem(lambda: pool_projections(v, z), plain, [v, z])
+
+    return Case(f"pool_projections {c}", make, [Pass(V + z)], [Pass(2 * V + 2 * z)])
+
+
+def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
+    N, k = size.b * size.n, size.k
+    index, column, gathers = 4 * k * N, 4 * d * N, (12 if frame else 4 * d) * k * N
+    first, last = (4.25, 8.25) if frame else (3.25, 8.25)  # columns; a slot takes a byte
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels import edge_max as kernels
+
+        neighbors, norm = (
+            knn(clouds(size.b, size.n, size.device), size.k),
+            BatchNorm(d).to(size.device),
+        )
+        index, points = global_index(neighbors), clouds(size.b, size.n, size.device).flatten(0, 1)
+        if frame:
+            m = size.draw(3, d)
+            return Problem(
+                lambda: kernels.frame_conv(points, index, m, *norm.statistics()),
+                lambda: leaky_max(norm((_rows(points, index) - points[:, None]) @ m)[None])[0],
+                [m, *norm.parameters()],
+            )
+        u, w = size.draw(d), size.draw(d)
+        return Problem(
+            lambda: kernels.edge_max(u, w, index, *norm.statistics()),
+            lambda: leaky_max(norm(_rows(u, index) + w[:, None])[None])[0],
+            [u, w, *norm.parameters()],
+        )
+
+    forward = [Pass(first * column + index, gathers), Pass(2 * column)]
+    backward = [Pass(2 * column), Pass(last * column + index, gathers * (1 if frame else 2))]
+    return Case(f"{'frame_conv' if frame else 'edge_max'} {d}", make, forward, backward)
+
+
+def cases(size: Size) -> Iterator[Case]:
+    """Yield every kernel at the widths that the networks use it at, each width once."""
+    full, light = model_config("locotrans_dgcnn"), model_config("locotrans_dgcnn_light")
+    channels = {3} | {3 * c for x in (full, light) for c in x.vector_widths[:-1]}
+    yield from (knn_case(size, c) for c in sorted(channels | set(light.widths[:-1])))
+    yield from (vn_edge_case(size, d) for d in sorted({*full.vector_widths, *light.vector_widths}))
+    for d in (full.vector_embedding, light.vector_embedding):
+        yield vn_point_case(size, d, shared=True)
+    for d in (full.vector_embedding, full.vector_embedding // 2, light.vector_embedding // 2):
+        yield vn_point_case(size, d, shared=False)
+    for config, store in (
+        (full, torch.bfloat16), (full, torch.float32), (light, torch.bfloat16),
+    ):  # fmt: skip
+        widths = zip(config.vector_widths, config.widths[:-1], config.widths[1:], strict=False)
+        for cv, c, d in dict.fromkeys(widths):
+            yield rpr_case(size, cv, c, d, refine=config.refine, store=store)
+    yield from (pool_case(size, x.vector_embedding) for x in (full, light))
+    yield edge_max_case(size, full.widths[0], frame=True)
+    yield from (edge_max_case(size, d) for d in dict.fromkeys(full.widths))
+
+
+def _padded(x: Tensor, channels: int) -> Tensor:
+    """Return x with zeros behind the channels that a batch norm has."""
+    x = x.detach()
+    x[..., channels:] = 0
+    return x.requires_grad_()
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)

@@ -1,0 +1,183 @@
+"""How a kernel alone is timed, against its plain specification and next to its floor.
+
+The floor of a kernel is the sum over its passes of the longest of three times: its bytes from and to
+device memory, its bytes from and to the L2 cache, and its operations, each over the rate of an H200.
+
+Forward and backward passes are recorded as CUDA graphs and replayed many times in a row, the way
+that a recorded training step runs them: launching from Python would take longer than most of them
+run. Inputs that fit the L2 cache stay there from one replay to the next, in the table as in a step,
+so a small kernel can come out below the floor of its bytes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from timing import Recorded, measure
+from torch import Tensor
+from torch.nn import functional as F
+
+MEMORY = 4.3e12  # bytes a second
+CACHE = 5.5e12
+PRODUCTS = 4e14  # operations a second on tensor cores, in bfloat16
+FLOAT32 = 6e13  # without them
+INSTRUCTIONS = 2.8e13  # of all lanes
+
+# Why a kernel takes more than three times its floor, by how its row begins: name, then pass.
+REASONS: dict[str, str] = {}
+
+
+class Pass(NamedTuple):
+    """What one pass of a kernel must move and compute."""
+
+    memory: float
+    cache: float = 0.0
+    operations: float = 0.0
+    rate: float = PRODUCTS
+
+    def seconds(self) -> float:
+        return max(self.memory / MEMORY, self.cache / CACHE, self.operations / self.rate)
+
+
+class Size(NamedTuple):
+    """A batch."""
+
+    b: int
+    n: int
+    k: int
+    device: torch.device
+
+    def draw(self, *shape: int) -> Tensor:
+        """Draw numbers for every point, which ask for a gradient."""
+        return torch.randn(self.b * self.n, *shape, device=self.device).requires_grad_()
+
+
+class Problem(NamedTuple):
+    """Two functions that must agree, and what they are differentiated by.
+
+    The fused one may return more channels, zeros, behind those of the plain one.
+    """
+
+    fused: Callable[[], Any]
+    plain: Callable[[], Any]
+    inputs: Sequence[Tensor] = ()
+
+
+class Case(NamedTuple):
+    """A kernel at one width."""
+
+    name: str
+    make: Callable[[Size], Problem]
+    forward: Sequence[Pass]
+    backward: Sequence[Pass] = ()
+
+
+class Timed(NamedTuple):
+    """One of the two functions of a problem."""
+
+    seconds: dict[str, float]
+    output: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    launch: str
+
+
+def time_case(case: Case, size: Size, budget: float = 0.1) -> list[dict[str, Any]]:
+    """Return a row for the forward pass, and one for the backward pass where there is one."""
+    torch.manual_seed(0)
+    problem = case.make(size)
+    with torch.no_grad():
+        example = _tuple(problem.plain())
+    cotangents = [torch.randn_like(x) for x in example if x.is_floating_point()]
+    plain = _time(problem.plain, problem.inputs, cotangents, size.device, budget)
+    fused = _time(problem.fused, problem.inputs, cotangents, size.device, budget)
+    errors = {
+        "forward": _difference(fused.output, plain.output),
+        "backward": _difference(fused.gradients, plain.gradients) if problem.inputs else 0.0,
+    }
+    rows = []
+    for name, passes in {"forward": case.forward, "backward": case.backward}.items():
+        if not passes:
+            continue
+        least = sum(p.seconds() for p in passes)
+        over = fused.seconds[name] / least
+        label = f"{case.name}, {name}"
+        reason = next((text for start, text in REASONS.items() if label.startswith(start)), "")
+        rows.append(
+            {
+                "kernel": case.name,
+                "pass": name,
+                "fused us": 1e6 * fused.seconds[name],
+                "plain us": 1e6 * plain.seconds[name],
+                "speed-up": plain.seconds[name] / fused.seconds[name],
+                "floor us": 1e6 * least,
+                "over floor": over,
+                "difference": errors[name],
+                "launch": fused.launch if fused.launch == plain.launch else "mixed",
+                "why over 3": reason if over > 3 else "",
+            }
+        )
+    return rows
+
+
+def _time(
+    function: Callable[[], Any],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    device: torch.device,
+    budget: float,
+) -> Timed:
+    """Time a function and its derivative, recorded if that is possible."""
+
+    def derivative(output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        wide = [
+            F.pad(g, (0, x.shape[-1] - g.shape[-1]))
+            for x, g in zip(output, cotangents, strict=True)
+        ]
+        return lambda: torch.autograd.grad(output, inputs, wide, retain_graph=True)
+
+    def both() -> None:
+        output = _tuple(function())
+        if inputs:
+            derivative(output)()
+
+    if device.type != "cuda":
+        forward, launch = (lambda: _tuple(function())), "cpu"
+    else:
+        try:
+            forward = Recorded(lambda: _tuple(function()), warm_up=both)
+            launch = "graph"
+        except RuntimeError as error:
+            print(f"not recorded, timed as launched from Python: {error}", flush=True)
+            forward, launch = (lambda: _tuple(function())), "eager"
+    output = forward()  # replayed, so that what the derivative reads is there
+    seconds = {"forward": measure(forward, device, budget).median}
+    gradients: tuple[Tensor, ...] = ()
+    if inputs:
+        backward = derivative(output)
+        if launch == "graph":
+            backward = Recorded(backward, warm_up=None)
+        gradients = backward()
+        seconds["backward"] = measure(backward, device, budget).median
+    return Timed(seconds, output, gradients, launch)
+
+
+def _tuple(x: Any) -> tuple[Tensor, ...]:
+    return (x,) if isinstance(x, Tensor) else tuple(x)
+
+
+def _difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the worst relative error of several tensors, or the share of other neighbourhoods.
+
+    A tensor that ought to be zero, as the gradient of a bias before a batch norm, is measured
+    against a thousandth of the longest one.
+    """
+    if not expected[0].is_floating_point():
+        pairs = zip(actual, expected, strict=True)
+        shares = [(a.sort(-1).values != b.sort(-1).values).any(-1) for a, b in pairs]
+        return max(x.float().mean().item() for x in shares)
+    least = 1e-3 * max(x.norm().item() for x in expected)
+    errors = []
+    for a, b in zip(actual, expected, strict=True):
+        distance = (a[..., : b.shape[-1]].double() - b.double()).norm().item()
+        errors.append(distance / max(b.norm().item(), least, 1e-300))
+    return max(errors)

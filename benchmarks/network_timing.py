@@ -1,0 +1,154 @@
+"""How whole networks are timed: training steps and inference, plain and fast."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from edge_by_edge import EdgeByEdge
+from timing import (
+    clouds,
+    inference,
+    interleaved,
+    logits_of,
+    measure,
+    peak_memory,
+    ratio,
+    relative_error,
+    seconds_of,
+)
+from torch import Tensor, nn
+
+from locotrans import create_model
+from locotrans.kernels import set_kernels
+from locotrans.training.config import TrainConfig
+from locotrans.training.step import Step, float32_products
+
+MODELS = {"full": "locotrans_dgcnn", "light": "locotrans_dgcnn_light"}
+MODES = (  # kernels, precision of float32 products, bfloat16, graph
+    ("plain, float32", "off", "highest", False, False),
+    ("fast, float32", "auto", "highest", False, False),
+    ("fast, float32", "auto", "highest", False, True),
+    ("fast, TF32", "auto", "high", False, False),
+    ("fast, TF32", "auto", "high", False, True),
+    ("fast, bfloat16", "auto", "high", True, False),
+    ("fast, bfloat16", "auto", "high", True, True),
+)
+
+TF32_GRAPH = MODES[4]
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def kernels(setting: str) -> Iterator[None]:
+    """Set the kernels for a while."""
+    before = set_kernels(setting)
+    try:
+        yield
+    finally:
+        set_kernels(before)
+
+
+def network(name: str, k: int, points: Tensor) -> nn.Module:
+    """Return a network with random weights whose batch norms have seen the points."""
+    torch.manual_seed(0)
+    model = create_model(MODELS[name], k=k).to(points.device).train()
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model(points)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return model
+
+
+def train_row(
+    args: argparse.Namespace, name: str, mode: str, batch: int, points: int, k: int
+) -> Row:
+    """Time a training step."""
+    device, fast = args.device, mode == "fast"
+    with kernels("auto" if fast else "off"), peak_memory(device) as peak:
+        x = clouds(batch, points, device)
+        labels = torch.arange(batch, device=device) % 40
+        torch.manual_seed(0)
+        model = create_model(MODELS[name], k=k).to(device).train()
+        config = TrainConfig(precision="mixed" if fast else "float32", lr=0.001)
+        step = Step(model, config, device)
+
+        def take() -> dict[str, Tensor]:
+            if fast or device.type != "cuda":
+                return step(x, labels, config.lr)
+            return dict(zip(*step._take(x, labels), strict=True))  # not recorded
+
+        first = seconds_of(take, device)
+        timing = measure(take, device, args.seconds)
+        total = float(take()["total"])
+    if total != total:
+        raise ArithmeticError("the loss is nan: the time of such a step means nothing")
+    return {
+        **_describe(name, f"{mode}, {config.precision}", batch, points, k, timing.median),
+        "spread": _spread(timing.low, timing.high),
+        "launch": "graph" if fast else "eager",
+        **peak,
+        "first step s": first,
+    }
+
+
+def inference_rows(
+    args: argparse.Namespace, name: str, batch: int, points: int, k: int, modes: Any = MODES
+) -> Iterator[Row]:
+    """Time a forward pass on a GPU, in every mode; the plain one comes first."""
+    x = clouds(batch, points, args.device)
+    with kernels("off"):
+        model = network(name, k, x[: min(batch, 32)]).eval()
+        reference = logits_of(inference(model, x)()).clone()
+    for mode, setting, precision, bf16, graph in modes:
+        with (
+            kernels(setting),
+            float32_products(precision),
+            peak_memory(args.device) as peak,
+        ):
+            call = inference(model, x, bf16=bf16, graph=graph)
+            logits = logits_of(call())
+            timing = measure(call, args.device, args.seconds)
+        yield {
+            **_describe(name, mode, batch, points, k, timing.median),
+            "spread": _spread(timing.low, timing.high),
+            "launch": "graph" if graph else "eager",
+            **peak,
+            "logits differ by": relative_error(logits, reference),
+            "answers differ": (logits.argmax(-1) != reference.argmax(-1)).float().mean().item(),
+        }
+        del call, logits
+
+
+def cpu_inference_row(args: argparse.Namespace, name: str, batch: int) -> Row:
+    """Time a forward pass on the CPU in turns with the same network edge by edge."""
+    x = clouds(batch, args.points)
+    model = network(name, args.k, x[:2]).eval()
+    ours, plain = inference(model, x), inference(EdgeByEdge(model).eval(), x)
+    error = relative_error(logits_of(ours()), logits_of(plain()))
+    samples = interleaved({"ours": ours, "plain": plain}, args.device, args.seconds, args.rounds)
+    times = {key: value.summary() for key, value in samples.items()}
+    speed_up = ratio(samples["plain"], samples["ours"])
+    return {
+        **_describe(name, "float32", batch, args.points, args.k, times["ours"].median),
+        "edge by edge ms": 1000 * times["plain"].median,
+        "speed-up": speed_up.median,
+        "from-to": f"{speed_up.low:.2f}-{speed_up.high:.2f}",
+        "threads": torch.get_num_threads(),
+        "logits differ by": error,
+    }
+
+
+def _describe(name: str, mode: str, b: int, n: int, k: int, seconds: float | None) -> Row:
+    row: Row = {"network": name, "mode": mode, "batch": b, "points": n, "k": k}
+    return row if seconds is None else row | {"ms": 1000 * seconds, "shapes/s": b / seconds}
+
+
+def _spread(low: float, high: float) -> str:
+    return f"{1000 * low:.3g}-{1000 * high:.3g}"

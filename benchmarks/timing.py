@@ -1,0 +1,202 @@
+"""What the benchmarks share: clouds, clocks, CUDA graphs, peak memory, tables and records."""
+
+import argparse
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from locotrans.training.record import environment, write_json
+
+RECORDS = Path(__file__).parent / "records"
+WARM_UP = 3  # calls before anything is timed or recorded
+ROUNDS = (5, 50)  # at least, at most, that a median is taken of
+
+
+class Timing(NamedTuple):
+    """Seconds of one call."""
+
+    median: float
+    low: float
+    high: float
+
+
+def clouds(b: int, n: int, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
+    """Draw points on the surfaces of random ellipsoids: neighbourhoods are flat, as in scans."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = nn.functional.normalize(torch.randn(b, n, 3, generator=generator), dim=-1)
+    return (directions * (0.3 + 0.7 * torch.rand(b, 1, 3, generator=generator))).to(device)
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
+    """Time a call, by CUDA events on a GPU; the mean of several calls in a row, if asked."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - start) / repeats
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize(device)
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return begin.elapsed_time(end) / 1000 / repeats
+
+
+def measure(call: Callable[[], Any], device: torch.device, budget: float = 0.5) -> Timing:
+    """Time a call for about ``budget`` seconds, after a warm-up.
+
+    On a GPU calls of less than 5 ms are timed several in a row: their time is that of a busy queue.
+    """
+    return interleaved({"": call}, device, budget)[""].summary()
+
+
+class Samples(NamedTuple):
+    """Seconds of one call, round by round."""
+
+    seconds: list[float]
+
+    def summary(self) -> Timing:
+        return Timing(statistics.median(self.seconds), min(self.seconds), max(self.seconds))
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    budget: float = 0.5,
+    rounds: int | None = None,
+) -> dict[str, Samples]:
+    """Time calls in turns, so that a load that comes and goes falls on all of them alike."""
+    repeats, total = {}, 0.0
+    for name, call in calls.items():
+        for _ in range(WARM_UP if device.type == "cuda" else 1):
+            call()
+        once = seconds_of(call, device)
+        repeats[name] = max(1, min(50, math.ceil(0.005 / once))) if device.type == "cuda" else 1
+        total += once * repeats[name]
+    if rounds is None:
+        rounds = max(ROUNDS[0], min(ROUNDS[1], math.ceil(budget / total)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            samples[name].append(seconds_of(call, device, repeats[name]))
+    return {name: Samples(seconds) for name, seconds in samples.items()}
+
+
+def ratio(one: Samples, other: Samples) -> Timing:
+    """Return how many times longer ``one`` takes than ``other``, from rounds side by side."""
+    return Samples([a / b for a, b in zip(one.seconds, other.seconds, strict=True)]).summary()
+
+
+class Recorded:
+    """A call recorded as a CUDA graph; calling it replays the graph into the same ``result``.
+
+    Args:
+        call: what to record.
+        warm_up: what to call a few times before; None if that has been done.
+    """
+
+    def __init__(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None) -> None:
+        if warm_up is not None:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    warm_up()
+            torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.result = call()
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
+def inference(
+    model: Callable[[Tensor], Any], points: Tensor, *, bf16: bool = False, graph: bool = False
+) -> Callable[[], Any]:
+    """Return a call that runs a network on fixed points without gradients.
+
+    A network may check that its points are finite, which waits for the GPU and cannot be recorded;
+    ours does so unless gradients are enabled. A graph is therefore recorded with gradients enabled
+    and no parameter that asks for one, which records none.
+    """
+
+    def call() -> Any:
+        with torch.autocast(points.device.type, torch.bfloat16, enabled=bf16):
+            return model(points)
+
+    if not graph:
+        return torch.inference_mode()(call)
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    asked = [p.requires_grad for p in parameters]
+    for p in parameters:
+        p.requires_grad_(False)
+    try:
+        return Recorded(call, warm_up=call)
+    finally:
+        for p, flag in zip(parameters, asked, strict=True):
+            p.requires_grad_(flag)
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
+    """Measure the most memory that torch had in use, and had reserved, in GiB; on a GPU only."""
+    peak: dict[str, float] = {}
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    yield peak
+    if device.type == "cuda":
+        peak["peak_gib"] = round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
+        peak["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / 2**30, 3)
+
+
+def logits_of(output: Any) -> Tensor:
+    """Return the tensor that a network answers with: the output, its ``logits``, or its first."""
+    if hasattr(output, "logits"):
+        return output.logits
+    return output[0] if isinstance(output, tuple | list) else output
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    """Return the largest difference over the largest entry of the reference."""
+    x, reference = x.detach().double().cpu(), reference.detach().double().cpu()
+    return float((x - reference).abs().max() / reference.abs().max().clamp_min(1e-300))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as a table; a column for every key that any row has."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
+    lines += ["| " + " | ".join(_cell(row.get(key)) for key in keys) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(x: Any) -> str:
+    if x is None:
+        return ""
+    if isinstance(x, float):
+        return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+    return f"{x:,}" if isinstance(x, int) and not isinstance(x, bool) else str(x)
+
+
+def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
+    """Write results with the command's arguments and where they were measured."""
+    where = environment(device)
+    if getattr(args, "commit", None):
+        where["commit"] = args.commit
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arguments = {key: str(x) if isinstance(x, Path) else x for key, x in vars(args).items()}
+    write_json(path, {"environment": where, "arguments": arguments, "results": results})
