@@ -147,8 +147,7 @@ def rpr_case(size: Size, cv: int, c: int, d: int, *, refine: bool, store: torch.
         index = global_index(neighbors)
         x, z, v = size.draw(c), size.draw(d), size.draw(3, cv)
         weight = conv.linear.weight[:, :c].detach().contiguous().requires_grad_()
-        names = "kernel1 kernel_norm kernel2 pose_norm refine refine_norm norm".split()
-        layers = RPRLayers(*(getattr(conv, name) for name in names))
+        layers = RPRLayers(*(getattr(conv, name) for name in RPRLayers._fields))
 
         def fused() -> Tensor:
             return rpr_conv(x, z, v, frames.flatten(0, 1), index, weight, layers, store=store)

@@ -1,7 +1,8 @@
 """How a kernel alone is timed, against its plain specification and next to its floor.
 
-The floor of a kernel is the sum over its passes of the longest of three times: its bytes from and to
-device memory, its bytes from and to the L2 cache, and its operations, each over the rate of an H200.
+The floor of a kernel is the sum over its passes of the longest of three times: that of its bytes
+from and to device memory, that of its bytes from and to the L2 cache, and that of its operations,
+each at the rate of an H200.
 
 Forward and backward passes are recorded as CUDA graphs and replayed many times in a row, the way
 that a recorded training step runs them: launching from Python would take longer than most of them
@@ -36,6 +37,7 @@ class Pass(NamedTuple):
     rate: float = PRODUCTS
 
     def seconds(self) -> float:
+        """Return the least time."""
         return max(self.memory / MEMORY, self.cache / CACHE, self.operations / self.rate)
 
 
@@ -128,7 +130,10 @@ def _time(
 ) -> Timed:
     """Time a function and its derivative, recorded if that is possible."""
 
-    def derivative(output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def values() -> tuple[Tensor, ...]:
+        return _tuple(function())
+
+    def derivative(output: tuple[Tensor, ...]) -> Callable[[], tuple[Tensor, ...]]:
         wide = [
             F.pad(g, (0, x.shape[-1] - g.shape[-1]))
             for x, g in zip(output, cotangents, strict=True)
@@ -136,26 +141,31 @@ def _time(
         return lambda: torch.autograd.grad(output, inputs, wide, retain_graph=True)
 
     def both() -> None:
-        output = _tuple(function())
+        output = values()
         if inputs:
             derivative(output)()
 
-    if device.type != "cuda":
-        forward, launch = (lambda: _tuple(function())), "cpu"
-    else:
+    def pair(record: bool) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+        forward = Recorded(values, warm_up=both) if record else values
+        output = forward()  # replayed, so that what the derivative reads is there
+        if not inputs:
+            return forward, None
+        backward = derivative(output)
+        return forward, Recorded(backward, warm_up=None) if record else backward
+
+    launch = "cpu"
+    if device.type == "cuda":
         try:
-            forward = Recorded(lambda: _tuple(function()), warm_up=both)
-            launch = "graph"
+            (forward, backward), launch = pair(True), "graph"
         except RuntimeError as error:
-            print(f"not recorded, timed as launched from Python: {error}", flush=True)
-            forward, launch = (lambda: _tuple(function())), "eager"
-    output = forward()  # replayed, so that what the derivative reads is there
+            print(f"not recorded, but launched from Python: {error}", flush=True)
+            launch = "eager"
+    if launch != "graph":
+        forward, backward = pair(False)
+    output = forward()
     seconds = {"forward": measure(forward, device, budget).median}
     gradients: tuple[Tensor, ...] = ()
-    if inputs:
-        backward = derivative(output)
-        if launch == "graph":
-            backward = Recorded(backward, warm_up=None)
+    if backward is not None:
         gradients = backward()
         seconds["backward"] = measure(backward, device, budget).median
     return Timed(seconds, output, gradients, launch)

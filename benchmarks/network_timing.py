@@ -51,19 +51,10 @@ def kernels(setting: str) -> Iterator[None]:
         set_kernels(before)
 
 
-def network(name: str, k: int, points: Tensor) -> nn.Module:
-    """Return a network with random weights whose batch norms have seen the points."""
+def network(name: str, k: int, device: torch.device) -> nn.Module:
+    """Return a network as it is initialised, the same each time."""
     torch.manual_seed(0)
-    model = create_model(MODELS[name], k=k).to(points.device).train()
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0
-    with torch.no_grad():
-        model(points)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    return model
+    return create_model(MODELS[name], k=k).to(device)
 
 
 def train_row(
@@ -74,8 +65,7 @@ def train_row(
     with kernels("auto" if fast else "off"), peak_memory(device) as peak:
         x = clouds(batch, points, device)
         labels = torch.arange(batch, device=device) % 40
-        torch.manual_seed(0)
-        model = create_model(MODELS[name], k=k).to(device).train()
+        model = network(name, k, device).train()
         config = TrainConfig(precision="mixed" if fast else "float32", lr=0.001)
         step = Step(model, config, device)
 
@@ -104,7 +94,7 @@ def inference_rows(
     """Time a forward pass on a GPU, in every mode; the plain one comes first."""
     x = clouds(batch, points, args.device)
     with kernels("off"):
-        model = network(name, k, x[: min(batch, 32)]).eval()
+        model = network(name, k, args.device).eval()
         reference = logits_of(inference(model, x)()).clone()
     for mode, setting, precision, bf16, graph in modes:
         with (
@@ -129,7 +119,7 @@ def inference_rows(
 def cpu_inference_row(args: argparse.Namespace, name: str, batch: int) -> Row:
     """Time a forward pass on the CPU in turns with the same network edge by edge."""
     x = clouds(batch, args.points)
-    model = network(name, args.k, x[:2]).eval()
+    model = network(name, args.k, args.device).eval()
     ours, plain = inference(model, x), inference(EdgeByEdge(model).eval(), x)
     error = relative_error(logits_of(ours()), logits_of(plain()))
     samples = interleaved({"ours": ours, "plain": plain}, args.device, args.seconds, args.rounds)

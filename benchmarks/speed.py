@@ -16,7 +16,7 @@ Sections:
                 recorded, training in mixed precision, inference with TF32 products.
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
-reserved. Weights are random; the batch norms have seen one batch.
+reserved. Weights and statistics are those that a network starts with.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def scaling_row(args: argparse.Namespace, name: str, axis: str, b: int, n: int, 
             row |= {f"{what} ms": figures["ms"], f"{what} GiB": figures["peak_gib"]}
         return row
     x = clouds(b, n)
-    call = inference(network(name, k, x).eval(), x)
+    call = inference(network(name, k, args.device).eval(), x)
     return row | {"inference ms": 1000 * measure(call, args.device, args.seconds).median}
 
 

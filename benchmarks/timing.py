@@ -29,10 +29,13 @@ class Timing(NamedTuple):
 
 
 def clouds(b: int, n: int, device: torch.device | str = "cpu", seed: int = 0) -> Tensor:
-    """Draw points on the surfaces of random ellipsoids: neighbourhoods are flat, as in scans."""
+    """Draw points on the surfaces of four random ellipsoids a cloud: flat neighbourhoods."""
     generator = torch.Generator().manual_seed(seed)
     directions = nn.functional.normalize(torch.randn(b, n, 3, generator=generator), dim=-1)
-    return (directions * (0.3 + 0.7 * torch.rand(b, 1, 3, generator=generator))).to(device)
+    sizes = 0.1 + 0.4 * torch.rand(b, 4, 3, generator=generator)
+    places = 0.5 * torch.randn(b, 4, 3, generator=generator)
+    part = torch.randint(4, (b, n, 1), generator=generator).expand(-1, -1, 3)
+    return (directions * sizes.gather(1, part) + places.gather(1, part)).to(device)
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) -> float:
@@ -66,6 +69,7 @@ class Samples(NamedTuple):
     seconds: list[float]
 
     def summary(self) -> Timing:
+        """Return the median and the extremes."""
         return Timing(statistics.median(self.seconds), min(self.seconds), max(self.seconds))
 
 
@@ -118,6 +122,7 @@ class Recorded:
             self.result = call()
 
     def __call__(self) -> Any:
+        """Replay the graph."""
         self.graph.replay()
         return self.result
 
@@ -151,15 +156,23 @@ def inference(
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[dict[str, float]]:
-    """Measure the most memory that torch had in use, and had reserved, in GiB; on a GPU only."""
+    """Measure the most memory that torch had in use, in GiB; on a GPU only.
+
+    ``added_gib`` leaves out what was in use before. What a CUDA graph needs is taken when it is
+    recorded, so recording belongs inside.
+    """
     peak: dict[str, float] = {}
     gc.collect()
+    before = 0
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
     yield peak
     if device.type == "cuda":
-        peak["peak_gib"] = round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
+        most = torch.cuda.max_memory_allocated(device)
+        peak["peak_gib"] = round(most / 2**30, 3)
+        peak["added_gib"] = round((most - before) / 2**30, 3)
         peak["reserved_gib"] = round(torch.cuda.max_memory_reserved(device) / 2**30, 3)
 
 
@@ -198,5 +211,6 @@ def write_record(path: Path, args: argparse.Namespace, device: torch.device, res
     if getattr(args, "commit", None):
         where["commit"] = args.commit
     path.parent.mkdir(parents=True, exist_ok=True)
-    arguments = {key: str(x) if isinstance(x, Path) else x for key, x in vars(args).items()}
+    plain = (str, int, float, list, dict, type(None))
+    arguments = {key: x if isinstance(x, plain) else str(x) for key, x in vars(args).items()}
     write_json(path, {"environment": where, "arguments": arguments, "results": results})

@@ -50,15 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def demo(out: Path = Path("demo")) -> None:
-    """Train two small networks on the built-in set and show what rotations do to them.
+def demo(out: Path = Path("demo"), seed: int = 0) -> None:
+    """Train small networks on the built-in set and show what rotations do to them.
 
     Args:
-        out: Folder for the pictures and the table.
+        out: Folder for the pictures and the record.
+        seed: Seed of everything random.
     """
     from locotrans.training.demo import run_demo
 
-    run_demo(out)
+    run_demo(out, seed)
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:

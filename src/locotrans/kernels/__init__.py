@@ -41,7 +41,7 @@ def edge_dtype() -> torch.dtype:
 
 
 def product_precision() -> str:
-    """Return how the kernels take products: as torch is set to, float32 being three TF32 products."""
+    """Return how the kernels take products, as torch is set to; float32 is TF32 three times."""
     if edge_dtype() == torch.bfloat16:
         return "bf16"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"

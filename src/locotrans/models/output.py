@@ -52,7 +52,15 @@ def check_points(points: Tensor, k: int = 1) -> None:
             f"a cloud of {shape[1]} points is too small for k = {k} neighbours: "
             "give at least k points, or build the model with a smaller k"
         )
-    free = points.is_cuda and (torch.is_grad_enabled() or torch.compiler.is_compiling())
-    if not free and not bool(torch.isfinite(points).all()):
+    if _may_wait(points) and not bool(torch.isfinite(points).all()):
         bad = int((~torch.isfinite(points)).any(-1).sum())
         raise ValueError(f"points must be finite; {bad} of {shape[0] * shape[1]} hold nan or inf")
+
+
+def _may_wait(points: Tensor) -> bool:
+    """Say whether values may be looked at: on a GPU that waits for it, and no graph allows it."""
+    if torch.compiler.is_compiling():
+        return False
+    if not points.is_cuda:
+        return True
+    return not torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()

@@ -136,7 +136,8 @@ class RelativePoseConv(nn.Module):
         neighbors: Int[Tensor, "b n k"],
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
-        from locotrans.kernels.rpr import RPRLayers, rpr_conv
+        from locotrans.kernels.rpr import rpr_conv
+        from locotrans.kernels.rpr_launch import RPRLayers
 
         layers = RPRLayers(
             self.kernel1,

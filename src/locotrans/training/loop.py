@@ -55,7 +55,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
     console.print(
         f"training {config.model} on {config.data}, rotation {config.rotation}{axis}, "
-        f"{config.epochs} epochs of {run.steps_per_epoch} steps, {start}, in {config.out}",
+        f"epochs: {config.epochs} of {run.steps_per_epoch} steps, {start}, in {config.out}",
         soft_wrap=True,
         markup=False,
     )

@@ -1,0 +1,188 @@
+"""The measurements behind docs/differences.md: what rounding does to frames, graphs and logits.
+
+    python benchmarks/numerics.py            a few minutes on one core
+    python benchmarks/numerics.py --quick    seconds: fewer samples, no networks
+
+Everything runs on the CPU, from fixed seeds. Errors of logits are relative to the largest logit.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from frame_numerics import Row, frames, gradients, same_value
+from timing import RECORDS, markdown, relative_error, write_record
+from torch import Tensor, nn
+
+from locotrans import create_model
+from locotrans.geometry import neighbors, random_rotations
+from locotrans.losses import classification_losses
+
+MODELS = {"light": "locotrans_dgcnn_light", "full": "locotrans_dgcnn"}
+LOGIT_SEEDS = (0, 1, 2)
+SEEDS = {"frames": 0, "gradients": [0, 1], "logits": LOGIT_SEEDS, "centring": 0, "neighbours": 0}
+
+
+def rotated_logits(names: Sequence[str], seeds: Sequence[int], points: int = 256) -> list[Row]:
+    """How far a rotation moves the logits of the invariant branch in float32, by frame."""
+    R = random_rotations(3, generator=_generator(0), dtype=torch.float64)
+    rows = []
+    for name in names:
+        row: Row = {"network": name}
+        for kind in ("symmetric", "symmetric_printed", "gram_schmidt"):
+            errors = []
+            for seed in seeds:
+                model, generator = _trained(name, seed, points, 1.0, frames=kind)
+                x = torch.randn(2, points, 3, generator=generator)
+                errors += _moved(model, x, R, lambda output: output.invariant)
+            row |= {kind: max(errors), f"{kind}, median": statistics.median(errors)}
+        rows.append(row)
+    return rows
+
+
+def centring(names: Sequence[str], points: int = 256) -> list[Row]:
+    """How far a shift moves the logits, and a rotation those of a shifted cloud."""
+    R = random_rotations(2, generator=_generator(0), dtype=torch.float64)
+    rows = []
+    for name in names:
+        for centred in (True, False):
+            model, generator = _trained(name, 0, points, 0.3, center=centred)
+            x = 0.3 * torch.randn(4, points, 3, generator=generator)
+            with torch.no_grad():
+                at_home = model(x).logits
+                for shift in (0, 0.2, 50):
+                    rows.append(
+                        {
+                            "network": name,
+                            "centred": centred,
+                            "shift": shift,
+                            "moved by the shift": relative_error(model(x + shift).logits, at_home),
+                            "moved by a rotation": max(
+                                _moved(model, x + shift, R, lambda output: output.logits)
+                            ),
+                        }
+                    )
+    return rows
+
+
+def tie_rule(k: int = 20) -> list[Row]:
+    """Neighbourhoods of an 8 x 8 x 8 grid, in float32, that a rotation changes."""
+    axis = torch.arange(8, dtype=torch.float32)
+    grid = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij"), dim=-1).reshape(1, -1, 3)
+    grid = (grid - grid.mean(1, keepdim=True)) / 8
+    R = random_rotations(4, generator=_generator(0), dtype=torch.float64)
+    before, rows = neighbors.TIE, []
+    for name, slack in {"with the rule": before, "without": 0.0}.items():
+        neighbors.TIE = slack
+        reference = _sets(neighbors.knn(grid, k))
+        turned = [_sets(neighbors.knn((grid.double() @ r.mT).float(), k)) for r in R]
+        shares = [(x != reference).any(-1).float().mean().item() for x in turned]
+        rows.append({"ties": name, "share of neighbourhoods changed": max(shares)})
+    neighbors.TIE = before
+    return rows
+
+
+def off_centre(k: int = 20) -> list[Row]:
+    """Neighbourhoods of 1,000 points of spread 0.3, 50 off centre, that float32 gets wrong."""
+    points = 0.3 * _draw(1000, 3) + 50
+
+    def product(x: Tensor, k: int) -> Tensor:
+        squares = x.square().sum(-1)
+        return (squares[:, None] - 2 * x @ x.mT + squares).topk(k, largest=False).indices
+
+    truth = _sets(neighbors.knn(points.double(), k))
+    searches = {"by differences": neighbors.knn, "by one product": product}
+    return [
+        {
+            "distances": name,
+            "share wrong": (_sets(search(points, k)) != truth).any(-1).float().mean().item(),
+        }
+        for name, search in searches.items()
+    ]
+
+
+def parameters() -> list[Row]:
+    """Parameters of the networks."""
+    options: dict[str, Any] = {"reference_point": True}
+    return [
+        {"network": name + extra, "parameters": sum(p.numel() for p in model.parameters())}
+        for name in MODELS
+        for extra, model in {
+            "": create_model(MODELS[name]),
+            ", reference_point": create_model(MODELS[name], **options),
+        }.items()
+    ]
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=_generator(0))
+
+
+def _sets(index: Tensor) -> Tensor:
+    return index.sort(-1).values
+
+
+def _trained(
+    name: str, seed: int, points: int, scale: float, **options: Any
+) -> tuple[nn.Module, torch.Generator]:
+    """Return a network two steps after initialisation, in evaluation, and the state of chance."""
+    torch.manual_seed(seed)
+    model = create_model(MODELS[name], **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    generator = _generator(seed)
+    for _ in range(2):
+        x = scale * torch.randn(4, points, 3, generator=generator)
+        optimizer.zero_grad()
+        classification_losses(model(x), torch.arange(4)).total.backward()
+        optimizer.step()
+    return model.eval(), generator
+
+
+def _moved(model: nn.Module, x: Tensor, R: Tensor, answer: Callable[[Any], Tensor]) -> list[float]:
+    """Return how far each rotation moves an answer."""
+    with torch.no_grad():
+        reference = answer(model(x))
+        turned = [(x.double() @ r.mT).float() for r in R]
+        return [relative_error(answer(model(y)), reference) for y in turned]
+
+
+def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
+    """Measure everything, print the tables and write the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer samples, no networks")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=RECORDS / "numerics.json")
+    parser.add_argument("--commit", help="for the record, where there is no git to ask")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    quick = args.quick
+    results = {
+        "frames": frames(1000 if quick else 100_000),
+        "the same value": same_value(1000 if quick else 100_000),
+        "gradients": gradients(50 if quick else 1000),
+        "tie rule": tie_rule(),
+        "off centre": off_centre(),
+        "parameters": parameters(),
+    }
+    if not quick:
+        results["rotation of the invariant logits"] = rotated_logits(list(MODELS), LOGIT_SEEDS)
+        results["centring"] = centring(list(MODELS))
+    for title, rows in results.items():
+        print(f"\n## {title}\n\n{markdown(rows)}")
+    args.seeds = SEEDS
+    write_record(args.out, args, torch.device("cpu"), results)
+    print(f"\nrecord: {args.out}")
+    return results
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The benchmarks run, on tiny settings, and what they compare agrees."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from locotrans import create_model
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import compare
+import kernel_timing
+import numerics
+import speed
+import timing
+from edge_by_edge import EdgeByEdge
+
+pytest.importorskip("triton", reason="Triton is not installed")
+import kernel_cases
+
+CPU = torch.device("cpu")
+NETWORKS = pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light"])
+
+
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch):
+    monkeypatch.setattr(timing, "ROUNDS", (1, 1))
+
+
+class Stranger(nn.Module):
+    """A network that wants its points as (b, 3, n), and answers with a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 40)
+
+    def forward(self, points):
+        assert points.shape[1] == 3
+        return self.linear(points.mean(-1)), points
+
+
+def mean_of_points(points):
+    return points.mean(1)
+
+
+def stranger():
+    return Stranger()
+
+
+def a_function():
+    return mean_of_points
+
+
+@NETWORKS
+@pytest.mark.parametrize("training", [False, True])
+def test_edge_by_edge_is_the_same_network(name, training):
+    torch.manual_seed(0)
+    model = create_model(name, k=6, dropout=0.0).train(training)
+    x = timing.clouds(16, 12)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
+        ours, plain = copy.deepcopy(model).to(dtype), EdgeByEdge(copy.deepcopy(model).to(dtype))
+        with torch.no_grad():
+            outputs = ours(x.to(dtype)), plain(x.to(dtype))
+        assert timing.relative_error(outputs[1].logits, outputs[0].logits) < tolerance
+        if dtype == torch.float64:
+            for field, a in outputs[0]._asdict().items():
+                if a is not None and a.is_floating_point():
+                    assert timing.relative_error(getattr(outputs[1], field), a) < tolerance, field
+            state = plain.network.state_dict()
+            for key, value in ours.state_dict().items():
+                assert torch.allclose(value, state[key], rtol=tolerance, atol=tolerance), key
+
+
+def test_edge_by_edge_has_the_same_gradients():
+    torch.manual_seed(0)
+    ours = create_model("locotrans_dgcnn_light", k=6, dropout=0.0).double()
+    plain = EdgeByEdge(copy.deepcopy(ours))
+    x = timing.clouds(4, 24).double()
+    for model in (ours, plain):
+        model(x).logits.square().sum().backward()
+    for (key, a), b in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if a.grad is not None:
+            scale = a.grad.abs().max().clamp_min(1e-6)
+            assert (b.grad - a.grad).abs().max() < 1e-6 * scale, key
+
+
+def test_edge_by_edge_refuses_other_networks():
+    with pytest.raises(ValueError, match="learned frames"):
+        EdgeByEdge(create_model("locotrans_dgcnn", frames="handcrafted"))
+
+
+def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
+    out = tmp_path / "speed.json"
+    command = f"--device cpu --models light --batches 2 --points 32 --k 4 --out {out} --quick"
+    results = speed.main([*command.split(), "--threads", "1", "--only", "train,inference,scaling"])
+    record = json.loads(out.read_text())
+    assert record["results"] == results
+    assert record["environment"]["torch"] == torch.__version__
+    (inferred,) = results["inference"]
+    assert inferred["logits differ by"] < 1e-4
+    assert inferred["speed-up"] > 0
+    assert results["train"][0]["shapes/s"] > 0
+    assert {row["along"] for row in results["scaling"]} == {"points", "k", "batch"}
+    assert "| network | mode |" in capsys.readouterr().out
+
+
+def test_speed_goes_on_after_a_failure(tmp_path, monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(speed, "train_row", fails)
+    command = ["--only", "train", "--device", "cpu", "--out", str(tmp_path / "speed.json")]
+    rows = speed.main([*command, "--threads", "1"])["train"]
+    assert [row["error"] for row in rows] == ["out of memory", "out of memory"]
+    assert rows[0]["failed"].startswith("full plain 8")
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--models", "heavy"]])
+def test_speed_refuses_unknown_names(arguments, capsys):
+    with pytest.raises(SystemExit):
+        speed.main(arguments)
+    assert "there are" in capsys.readouterr().err
+
+
+def test_every_kernel_has_a_floor():
+    size = kernel_timing.Size(32, 1024, 20, CPU)
+    cases = list(kernel_cases.cases(size))
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        for p in (*case.forward, *case.backward):
+            assert 1e-6 < p.seconds() < 0.01, case.name
+
+
+def test_kernels_against_their_specification(monkeypatch):
+    """By Triton's interpreter, at widths that no network has."""
+    monkeypatch.setattr(kernel_timing, "measure", lambda *_: timing.Timing(1.0, 1.0, 1.0))
+    size = kernel_timing.Size(1, 6, 2, CPU)
+    cases = [
+        kernel_cases.knn_case(size, 3),
+        kernel_cases.knn_case(size, 5),
+        kernel_cases.vn_edge_case(size, 3),
+        kernel_cases.vn_point_case(size, 3, shared=True),
+        kernel_cases.vn_point_case(size, 3, shared=False),
+        kernel_cases.rpr_case(size, 2, 4, 5, refine=True, store=torch.float32),
+        kernel_cases.pool_case(size, 3),
+        kernel_cases.edge_max_case(size, 5),
+        kernel_cases.edge_max_case(size, 5, frame=True),
+    ]
+    for case in cases:
+        rows = kernel_timing.time_case(case, size, 0)
+        assert [row["pass"] for row in rows] == ["forward", "backward"][: len(rows)]
+        assert len(rows) == (1 if case.name.startswith("knn") else 2)
+        for row in rows:
+            assert row["difference"] < 1e-4, row
+            assert row["launch"] == "cpu"
+
+
+def test_compare_our_own_with_a_stranger(tmp_path, capsys):
+    out = tmp_path / "compare.json"
+    sizes = ["--device=cpu", "--batch=2", "--points=24", "--rounds=1", "--threads=1"]
+    names = ["locotrans_dgcnn_light", "test_benchmarks:stranger", "--layout-b", "b3n"]
+    rows = compare.main([*names, *sizes, "--out", str(out)])
+    assert [row["what"] for row in rows] == ["inference"] * 2 + ["training step"] * 2
+    assert rows[1]["parameters"] == 160
+    assert rows[1]["differs from first by"] > 0
+    assert json.loads(out.read_text())["results"] == rows
+
+    rows = compare.main(["test_benchmarks:stranger", "test_benchmarks:a_function",
+                         "--layout-a", "b3n", *sizes])  # fmt: skip
+    assert [row["what"] for row in rows] == ["inference"] * 2
+    assert "differs from first by" not in rows[1]
+    assert "no training step" in capsys.readouterr().out
+
+
+def test_compare_says_what_a_network_can_be():
+    with pytest.raises(ValueError, match="neither module:function nor one of"):
+        compare.load("nothing", 40)
+
+
+def test_numerics(tmp_path):
+    out = tmp_path / "numerics.json"
+    results = numerics.main(["--quick", "--out", str(out)])
+    record = json.loads(out.read_text())
+    assert record["results"] == results
+    assert record["arguments"]["seeds"]["frames"] == 0
+    closed, printed = results["frames"][:2]
+    key = "worst error of U'U, float32"
+    assert closed[key] < printed[key]
+    assert results["tie rule"][0]["share of neighbourhoods changed"] == 0
+
+
+def test_numerics_of_networks():
+    (row,) = numerics.rotated_logits(["light"], [0], points=24)
+    assert 0 < row["symmetric"] < 1e-2
+    rows = numerics.centring(["light"], points=24)
+    assert [row["shift"] for row in rows] == [0, 0.2, 50] * 2
+    assert rows[1]["moved by the shift"] < 1e-4 < rows[4]["moved by the shift"]
