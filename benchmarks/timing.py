@@ -3,6 +3,7 @@
 import argparse
 import gc
 import math
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -207,10 +208,14 @@ def _cell(x: Any) -> str:
 
 def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
     """Write results with the command's arguments and where they were measured."""
-    where = environment(device)
+    where = environment(device) | {"platform": platform.system()}
     if getattr(args, "commit", None):
         where["commit"] = args.commit
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = (str, int, float, list, dict, type(None))
-    arguments = {key: x if isinstance(x, plain) else str(x) for key, x in vars(args).items()}
+    arguments = {
+        key: x if isinstance(x, plain) else str(x)
+        for key, x in vars(args).items()
+        if key not in ("out", "commit")
+    }
     write_json(path, {"environment": where, "arguments": arguments, "results": results})

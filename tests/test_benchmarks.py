@@ -62,7 +62,9 @@ def test_edge_by_edge_is_the_same_network(name, training):
     torch.manual_seed(0)
     model = create_model(name, k=6, dropout=0.0).train(training)
     x = timing.clouds(16, 12)
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.float64, 1e-9)):
+    # with batch statistics at random weights, float32 is 1e-3 from float64 in either of the two
+    loose = 1e-3 if training else 1e-4
+    for dtype, tolerance in ((torch.float32, loose), (torch.float64, 1e-9)):
         ours, plain = copy.deepcopy(model).to(dtype), EdgeByEdge(copy.deepcopy(model).to(dtype))
         with torch.no_grad():
             outputs = ours(x.to(dtype)), plain(x.to(dtype))
@@ -96,7 +98,7 @@ def test_edge_by_edge_refuses_other_networks():
 
 def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
     out = tmp_path / "speed.json"
-    command = f"--device cpu --models light --batches 2 --points 32 --k 4 --out {out} --quick"
+    command = f"--device cpu --models light --batches 2 --points 16 --k 4 --out {out} --quick"
     results = speed.main([*command.split(), "--threads", "1", "--only", "train,inference,scaling"])
     record = json.loads(out.read_text())
     assert record["results"] == results
@@ -195,8 +197,8 @@ def test_numerics(tmp_path):
 
 
 def test_numerics_of_networks():
-    (row,) = numerics.rotated_logits(["light"], [0], points=24)
+    (row,) = numerics.rotated_logits(["light"], [0], points=20)
     assert 0 < row["symmetric"] < 1e-2
-    rows = numerics.centring(["light"], points=24)
+    rows = numerics.centring(["light"], points=20)
     assert [row["shift"] for row in rows] == [0, 0.2, 50] * 2
     assert rows[1]["moved by the shift"] < 1e-4 < rows[4]["moved by the shift"]

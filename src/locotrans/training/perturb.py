@@ -1,0 +1,176 @@
+"""Accuracy on perturbed clouds: the paper's Tab. 9, and the severity ladders of `corruptions`.
+
+A perturbed data set is made once, each shape from a seed of its own index, and goes through
+`evaluate`: the perturbation comes first and every pose is a pose of the same perturbed cloud, so
+that the agreement under rotations keeps its meaning. All perturbations of a shape share its seed,
+which pairs them: the noise of sigma 0.02 is twice that of 0.01.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from rich.table import Table
+from torch import Tensor, nn
+
+from locotrans.data import CloudSet
+from locotrans.data.corruptions import CORRUPTIONS, SEVERITIES, check_corruption, corrupt
+from locotrans.data.transforms import RotationProtocol, drop_points, jitter
+from locotrans.training.config import derive_seed
+from locotrans.training.evaluate import evaluate
+
+NOISE = (0.0, 0.01, 0.02, 0.03)
+"""Tab. 9, left: deviation of the noise, in radii of the cloud."""
+DROPPED = (0, 100, 200, 300)
+"""Tab. 9, right: points dropped of 1,024."""
+LADDERS = tuple(name for name in CORRUPTIONS if name != "rotation")
+"""The protocol turns the clouds already."""
+PERTURBATION = 1  # key of derive_seed; that of the rotations is the index alone
+
+Operation = Callable[..., Tensor]
+
+
+class Case(NamedTuple):
+    """One row of the result."""
+
+    name: str
+    parameter: str
+    value: float
+    severity: int | None
+    """None for the paper's tables, 0 for the clouds as they are."""
+    operation: Operation | None
+    """Takes clouds and ``generator=``; None leaves the clouds as they are."""
+
+
+def perturb(
+    model: nn.Module,
+    data: CloudSet,
+    *,
+    noise: Sequence[float] = NOISE,
+    dropped: Sequence[int] = DROPPED,
+    corruptions: Sequence[str] = LADDERS,
+    severities: Sequence[int] = SEVERITIES,
+    rotation: RotationProtocol = "so3",
+    rotations_per_shape: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Measure a classifier under noise, dropped points and the severity ladders.
+
+    Args:
+        model: any classifier that `evaluate` takes.
+        data: the shapes, normalised.
+        noise: deviations of normal noise, without a cut-off (the paper names none).
+        dropped: numbers of points dropped at random; the clouds get smaller.
+        corruptions: names of `CORRUPTIONS`.
+        severities: which steps of their ladders.
+        rotation: rotations of the perturbed clouds; the paper's are "so3".
+        rotations_per_shape: poses of each shape; the paper's is one.
+        seed: seed of the perturbations and rotations, which depend on it and on the shape's
+            index alone.
+        batch_size: shapes at a time; no effect on the result beyond rounding.
+        device: where to compute.
+        report: called with every row as soon as it is measured.
+
+    Returns:
+        ``rows``, one for each case, with the figures of every head; what all rows share stands
+        beside it. The clouds as they are come first, and are measured once.
+    """
+    rows: list[dict[str, Any]] = []
+    shared: dict[str, Any] = {}
+    clean: dict[str, Any] | None = None
+    for case in list(_cases(data, noise, dropped, corruptions, severities)):
+        if case.operation is not None or clean is None:
+            result = evaluate(
+                model,
+                perturbed(data, case.operation, seed),
+                rotation,
+                rotations_per_shape=rotations_per_shape,
+                seed=seed,
+                batch_size=batch_size,
+                device=device,
+            )
+            figures = {key: result.pop(key) for key in (*result["heads"]["combined"], "heads")}
+            figures |= {key: result.pop(key) for key in ("points", "data_checksum")}
+            if case.operation is None:
+                clean = figures
+                shared = {**result, "data_checksum": figures["data_checksum"]}
+        else:
+            figures = clean
+        rows.append({**case._asdict(), **figures})
+        del rows[-1]["operation"]
+        if report is not None:
+            report(rows[-1])
+    return {**shared, "rows": rows}
+
+
+def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSet:
+    """Return the shapes after an operation, each with random numbers of its own index.
+
+    Normals and parts are left behind, since points vanish and move.
+    """
+    if operation is None:
+        return data
+    clouds = [
+        operation(
+            cloud[None],
+            generator=torch.Generator().manual_seed(derive_seed(seed, index, PERTURBATION)),
+        )
+        for index, cloud in enumerate(data.points)
+    ]
+    points: Float[Tensor, "s m 3"] = torch.cat(clouds)
+    return replace(data, points=points, normals=None, parts=None, part_names=())
+
+
+def _cases(
+    data: CloudSet,
+    noise: Sequence[float],
+    dropped: Sequence[int],
+    corruptions: Sequence[str],
+    severities: Sequence[int],
+) -> Iterator[Case]:
+    """List the cases, after a look at whether all of them can be carried out."""
+    size = data.points.shape[1]
+    if any(not 0 <= count < size for count in dropped):
+        raise ValueError(f"can drop 0 to {size - 1} of {size} points, got {tuple(dropped)}")
+    if any(not sigma >= 0 for sigma in noise):
+        raise ValueError(f"the noise must not be negative, got {tuple(noise)}")
+    yield Case("none", "severity", 0, 0, None)
+    for sigma in noise:
+        add_noise = partial(jitter, sigma=sigma, clip=torch.inf)
+        yield Case("noise", "sigma", sigma, None, add_noise if sigma > 0 else None)
+    for count in dropped:
+        drop = partial(drop_points, count=count)
+        yield Case("dropped", "count", count, None, drop if count > 0 else None)
+    for name in corruptions:
+        for severity in severities:
+            check_corruption(name, severity)
+            ladder = CORRUPTIONS[name]
+            step = partial(corrupt, name=name, severity=severity)
+            value = ladder.levels[severity - 1] if severity > 0 else 0
+            yield Case(name, ladder.parameter, value, severity, step if severity > 0 else None)
+
+
+def perturbation_table(result: dict[str, Any]) -> Table:
+    """Lay out what `perturb` returned: a row a case, a column of accuracies a head."""
+    heads = list(result["rows"][0]["heads"])
+    table = Table()
+    table.add_column("perturbation")
+    table.add_column("severity", justify="right")
+    for column in (*heads, "agreement"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        what = row["name"] if row["name"] == "none" else _describe(row)
+        accuracies = [row["heads"][head]["overall_accuracy"] for head in heads]
+        shares = (f"{100 * share:.2f}%" for share in (*accuracies, row["rotation_agreement"]))
+        table.add_row(what, str(row["severity"] or ""), *shares)
+    return table
+
+
+def _describe(row: dict[str, Any]) -> str:
+    return f"{row['name']}, {row['parameter']} {row['value']:g}"
