@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import knn, knn_features
-from locotrans.geometry.vectors import center
 from locotrans.models import model_config
 from locotrans.nn.edge import leaky_max, max_mean_pool
 from locotrans.nn.graph import global_index
@@ -41,15 +40,13 @@ def knn_case(size: Size, channels: int) -> Case:
 
         if coordinates:
             x = clouds(size.b, size.n, size.device)
-            scale = center(x).norm(dim=-1).amax(-1)
         else:
             x = torch.randn(size.b, size.n, channels, device=size.device)
             x = x - x.mean(-2, keepdim=True)
-            scale = x.square().sum(-1).amax(-1)
         search = knn if coordinates else knn_features
 
         def fused() -> Tensor:
-            return nearest(x, scale, size.k, coordinates=coordinates)
+            return nearest(x, size.k, coordinates=coordinates)
 
         return Problem(fused, lambda: search(x, size.k))
 

@@ -195,3 +195,11 @@ def test_farthest_points_spread_and_do_not_depend_on_pose_or_order(shape, seed, 
 def test_impossible_number_of_farthest_points(m):
     with pytest.raises(ValueError, match=f"{m} farthest points"):
         farthest_points(draw(3, 3), m)
+
+
+def test_one_far_point_does_not_blur_the_neighbourhoods_of_the_others():
+    features = draw(400, 32, dtype=torch.float32)
+    features[0] *= 200  # its squared length is 40,000 times that of the others
+    truth = sets(knn_features(features.double(), 20))
+    wrong = (sets(knn_features(features, 20)) != truth).any(-1).float().mean()
+    assert wrong < 0.01

@@ -21,11 +21,8 @@ def same_sets(a, b):
 
 def fused(x, k, coordinates, device):
     x = x.to(device)
-    if coordinates:
-        centered = x - x.mean(-2, keepdim=True)
-        return kernel.nearest(x, centered.norm(dim=-1).amax(-1), k, coordinates=True).cpu()
-    x = x - x.mean(-2, keepdim=True)
-    return kernel.nearest(x, x.square().sum(-1).amax(-1), k, coordinates=False).cpu()
+    x = x if coordinates else x - x.mean(-2, keepdim=True)
+    return kernel.nearest(x, k, coordinates=coordinates).cpu()
 
 
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from locotrans.nn.edge import EdgeConv, PointLayer, edge_linear, leaky_max, max_mean_pool
+from locotrans.nn.edge import EdgeConv, PointLayer, edge_products, leaky_max, max_mean_pool
 
 
 def draw(*shape, seed=0):
@@ -14,15 +14,15 @@ def some_neighbors(b=2, n=7, k=3):
 
 
 @pytest.mark.parametrize("inner", [(), (3,)], ids=["scalars", "vectors"])
-def test_edge_linear_is_the_linear_layer_of_the_explicit_edges(inner):
+def test_edge_products_give_the_linear_layer_of_the_explicit_edges(inner):
     x, index, weight = draw(2, 7, *inner, 4), some_neighbors(), draw(5, 8, seed=2)
-    out = edge_linear(x, index, weight)
-    assert out.shape == (2, 7, 3, *inner, 5)
+    u, w = edge_products(x, weight)
+    assert u.shape == w.shape == (2, 7, *inner, 5)
     for b in range(2):
         for r in range(7):
-            for a, j in enumerate(index[b, r].tolist()):
+            for j in index[b, r].tolist():
                 edge = torch.cat([x[b, j] - x[b, r], x[b, r]], dim=-1)
-                torch.testing.assert_close(out[b, r, a], edge @ weight.mT)
+                torch.testing.assert_close(u[b, j] + w[b, r], edge @ weight.mT)
 
 
 def test_leaky_max_is_the_max_of_leaky_relus():
@@ -57,3 +57,12 @@ def test_point_layer_acts_on_every_point_alone():
 def test_pooling_puts_the_maximum_first():
     x = draw(2, 7, 4)
     assert torch.equal(max_mean_pool(x), torch.cat([x.amax(1), x.mean(1)], dim=-1))
+
+
+def test_rows_can_be_taken_a_few_at_a_time_in_evaluation(monkeypatch):
+    conv = EdgeConv(4, 5).double().eval()
+    x, index = draw(2, 7, 4), some_neighbors()
+    whole = conv(x, index)
+    monkeypatch.setattr("locotrans.nn.edge.CACHE", 45)  # three rows
+    with torch.inference_mode():
+        torch.testing.assert_close(conv(x, index), whole)

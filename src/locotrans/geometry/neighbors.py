@@ -30,13 +30,11 @@ def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"
         permutation but for ties.
     """
     flat = _clouds(points, k)
-    # a rotation moves a coordinate by about eps x radius, hence a distance by as much
-    radius = (flat - flat.mean(-2, keepdim=True)).norm(dim=-1).amax(-1)[:, None, None]
 
     def distances(rows: slice) -> Tensor:
         return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
 
-    return _select(distances, radius, flat, k).reshape(*points.shape[:-1], k)
+    return _select(distances, *point_rounding(flat), flat, k).reshape(*points.shape[:-1], k)
 
 
 def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "*batch n k"]:
@@ -55,8 +53,28 @@ def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "
         # |x|^2 is the same for the whole row: it does not change the order, and is left out
         return torch.baddbmm(squares[:, None, :], flat[:, rows], flat.mT, alpha=-2)
 
-    largest = squares.amax(-1)[:, None, None]
-    return _select(distances, largest, flat, k).reshape(*features.shape[:-1], k)
+    slack = feature_rounding(squares)
+    return _select(distances, *slack, flat, k).reshape(*features.shape[:-1], k)
+
+
+def point_rounding(points: Float[Tensor, "b n c"]) -> tuple[Float[Tensor, "b n"], float]:
+    """Return what counts as rounding of a distance d between points, as a, c of ``a + c d``.
+
+    A rotation moves a coordinate by about eps times the radius of the cloud, and a distance by as
+    much.
+    """
+    radius = (points - points.mean(-2, keepdim=True)).norm(dim=-1).amax(-1, keepdim=True)
+    return (TIE * torch.finfo(points.dtype).eps * radius).expand(points.shape[:-1]), 0.0
+
+
+def feature_rounding(squares: Float[Tensor, "b n"]) -> tuple[Float[Tensor, "b n"], float]:
+    """Return the same for ``t = |y|^2 - 2 x.y = |x - y|^2 - |x|^2``, given all ``|x|^2``.
+
+    Its rounding is eps times the squares of both lengths, that is of ``|x|^2`` and of the squared
+    distance ``t + |x|^2``: of the point itself, since one far point may be much longer.
+    """
+    eps = TIE * torch.finfo(squares.dtype).eps
+    return 2 * eps * squares, eps
 
 
 def _clouds(points: Float[Tensor, "*batch n c"], k: int) -> Float[Tensor, "b n c"]:
@@ -72,7 +90,8 @@ def _clouds(points: Float[Tensor, "*batch n c"], k: int) -> Float[Tensor, "b n c
 
 def _select(
     distances: Callable[[slice], Tensor],
-    scale: Float[Tensor, "b 1 1"],
+    absolute: Float[Tensor, "b n"],
+    relative: float,
     flat: Float[Tensor, "b n c"],
     k: int,
 ) -> Int[Tensor, "b n k"]:
@@ -80,19 +99,21 @@ def _select(
 
     Args:
         distances: gives the distances of a slice of the points to all points.
-        scale: the size of the numbers whose rounding makes the distances inexact.
+        absolute: what counts as rounding, for every point,
+        relative: and, times the distance, in addition.
         flat: the clouds.
         k: how many neighbours.
     """
     b, n, _ = flat.shape
-    slack = TIE * torch.finfo(flat.dtype).eps * scale
     candidates = min(k + SPARE, n)
     rank = torch.arange(candidates, device=flat.device)
     rows = max(1, CHUNK // max(1, b * n))
     chosen = []
     for start in range(0, n, rows):
-        near, index = distances(slice(start, start + rows)).topk(candidates, largest=False)
+        part = slice(start, start + rows)
+        near, index = distances(part).topk(candidates, largest=False)
         kth = near[..., k - 1 : k]
+        slack = absolute[:, part, None] + relative * kth
         # nearer than the ties: in order of distance; tied: in order of index; farther: last
         key = torch.where(near > kth + slack, 3 * n, index + n)
         key = torch.where(near < kth - slack, rank, key)

@@ -16,7 +16,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry.neighbors import CHUNK, SPARE, TIE
+from locotrans.geometry.neighbors import CHUNK, SPARE, feature_rounding, point_rounding
 
 COLUMNS = 2048  # distances that a warp holds, of each of
 ROWS = 2
@@ -87,7 +87,8 @@ def _kth(near, k, slots):
 @triton.jit
 def _select_kernel(
     source_ptr,  # coordinates (b, n, 3), or distances (b, rows, n)
-    slack_ptr,  # (b) what counts as a tie
+    slack_ptr,  # (b, n) what counts as rounding of a distance,
+    relative,  # and, times the distance, in addition
     out_ptr,  # (b, n, k)
     first_row,
     rows,
@@ -103,7 +104,7 @@ def _select_kernel(
     cloud = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     slots = tl.arange(0, SLOTS)[None, :]
-    slack = tl.load(slack_ptr + cloud)
+    absolute = tl.load(slack_ptr + cloud * n + first_row + row, mask=row < rows, other=0.0)
     out = out_ptr + (cloud * n + first_row + row)[:, None] * k
     # slots beyond the candidates hold -inf: never the worst, never replaced
     near = tl.zeros((ROWS, SLOTS), tl.float32)
@@ -121,7 +122,7 @@ def _select_kernel(
             index = tl.where(slots == i, column[:, None], index)
             d = tl.where(columns[None, :] == column[:, None], float("inf"), d)
         taken = k
-        limit = value + slack
+        limit = value + absolute + relative * value
         value, column = tl.min(d, axis=1, return_indices=True)
         while (taken < candidates) & (tl.max((value <= limit).to(tl.int32), axis=0) > 0):
             near = tl.where(slots == taken, value[:, None], near)
@@ -147,6 +148,7 @@ def _select_kernel(
         # nearer than the ties: all; tied: the lowest indices
         near = tl.where(slots < taken, near, float("inf"))
         kth = _kth(near, k, slots)
+        slack = absolute + relative * kth
         key = tl.where(near > (kth + slack)[:, None], 3 * n, index)
         key = tl.where(near < (kth - slack)[:, None], slots - SLOTS, key)
         for i in range(k):
@@ -158,26 +160,24 @@ def _select_kernel(
         tl.store(out + slots, index, mask=(row < rows)[:, None] & (slots < k))
 
 
-def nearest(
-    x: Float[Tensor, "b n c"], scale: Float[Tensor, "b"], k: int, *, coordinates: bool
-) -> Int[Tensor, "b n k"]:
+def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tensor, "b n k"]:
     """Return the k nearest neighbours of every point.
 
     Args:
         x: coordinates, or centred features.
-        scale: the size of the numbers whose rounding makes the distances inexact.
         k: how many neighbours.
         coordinates: take distances by differences, not by products.
     """
     b, n, c = x.shape
     x = x.float().contiguous()
-    slack = (TIE * torch.finfo(torch.float32).eps * scale).float().contiguous()
+    squares = x.square().sum(-1)
+    absolute, relative = point_rounding(x) if coordinates else feature_rounding(squares)
+    absolute = absolute.contiguous()
     out = torch.empty(b, n, k, dtype=torch.int32, device=x.device)
     candidates = min(k + SPARE, n)
     columns = max(16, min(COLUMNS, triton.next_power_of_2(n)))
     chunk = n if coordinates else max(1, min(n, 2 * CHUNK // (b * n)))
     if not coordinates:
-        squares = x.square().sum(-1)
         source = torch.empty(b, chunk, n, dtype=torch.float32, device=x.device)
     for first in range(0, n, chunk):
         rows = min(chunk, n - first)
@@ -188,7 +188,8 @@ def nearest(
             )
         _select_kernel[(triton.cdiv(rows, ROWS), b)](
             x if coordinates else source,
-            slack,
+            absolute,
+            relative,
             out,
             first,
             rows,

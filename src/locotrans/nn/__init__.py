@@ -1,6 +1,6 @@
 """Layers: tensors in, tensors out; no task, no data set."""
 
-from locotrans.nn.edge import EdgeConv, PointLayer, edge_linear, max_mean_pool
+from locotrans.nn.edge import EdgeConv, PointLayer, edge_products, max_mean_pool
 from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.heads import Head, HeadLayer
 from locotrans.nn.lcrf import LCRF, to_frame
@@ -30,7 +30,7 @@ __all__ = [
     "VNInvariants",
     "VNLayer",
     "VNProjection",
-    "edge_linear",
+    "edge_products",
     "equivariant_pose",
     "max_mean_pool",
     "point_pair_pose",

@@ -1,5 +1,7 @@
 """Edge convolution (DGCNN): a layer on [x_j - x_r, x_r] for every neighbour j of r, then a max."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -11,36 +13,54 @@ from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
 SLOPE = 0.2  # of every leaky ReLU of the paper
+CACHE = 2**18  # numbers of an edge tensor that are worked on at a time
 
 
-def edge_linear(
-    x: Shaped[Tensor, "..."],
-    neighbors: Int[Tensor, "b n k"],
-    weight: Float[Tensor, "d c2"],
-) -> Shaped[Tensor, "..."]:
-    """Apply a linear layer to the edges [x_j - x_r, x_r], without building them.
+def edge_products(
+    x: Shaped[Tensor, "..."], weight: Float[Tensor, "d c2"]
+) -> tuple[Shaped[Tensor, "..."], Shaped[Tensor, "..."]]:
+    """Return two products per *point* from which a linear layer on edges [x_j - x_r, x_r] follows.
 
-    ``W [x_j - x_r; x_r] = W1 x_j + (W2 - W1) x_r``: two products per *point*, k times fewer than
-    one per edge; a gather and an add remain.
+    ``W [x_j - x_r; x_r] = W1 x_j + (W2 - W1) x_r``: k times fewer products than one per edge; a
+    gather and an add remain.
 
     Args:
-        x: scalar features (b, n, c) or vector features (b, n, 3, c).
-        neighbors: indices j of the neighbours of every r.
+        x: scalar features (m, c) or vector features (m, 3, c) of m points.
         weight: W = [W1 W2].
 
     Returns:
-        (b, n, k, d) or (b, n, k, 3, d).
+        ``W1 x`` and ``(W2 - W1) x``.
     """
     w1, w2 = weight.chunk(2, dim=-1)
-    return gather(F.linear(x, w1), neighbors) + F.linear(x, w2 - w1).unsqueeze(2)
+    return F.linear(x, w1), F.linear(x, w2 - w1)
 
 
-def leaky_max(x: Float[Tensor, "b n k c"]) -> Float[Tensor, "b n c"]:
+def by_rows(
+    edges: Callable[[slice], Tensor], rows: int, row_size: int, training: bool
+) -> Shaped[Tensor, "..."]:
+    """Compute an edge layer for all reference points, or for some at a time where that is the same.
+
+    In evaluation the reference points do not depend on each other. Taking a few at a time bounds
+    the memory, and keeps their edges in the cache of a CPU, which is several times faster.
+
+    Args:
+        edges: gives the output of a slice of the reference points.
+        rows: how many there are.
+        row_size: numbers that one of them has in its largest edge tensor.
+        training: batch statistics are needed, hence all edges at once.
+    """
+    if training or torch.is_grad_enabled():
+        return edges(slice(0, rows))
+    step = max(1, CACHE // row_size)
+    return torch.cat([edges(slice(start, start + step)) for start in range(0, rows, step)])
+
+
+def leaky_max(x: Float[Tensor, "*batch k c"]) -> Float[Tensor, "*batch c"]:
     """Return the leaky ReLU of the maximum over the neighbours.
 
     The same as the maximum of the leaky ReLUs, which is monotone, at a k-th of the cost.
     """
-    return F.leaky_relu(x.max(dim=2).values, SLOPE)
+    return F.leaky_relu(x.max(dim=-2).values, SLOPE)
 
 
 class EdgeConv(nn.Module):
@@ -55,18 +75,18 @@ class EdgeConv(nn.Module):
         self, x: Float[Tensor, "b n c"], neighbors: Int[Tensor, "b n k"]
     ) -> Float[Tensor, "b n d"]:
         """Convolve features over the given neighbourhoods."""
+        index = global_index(neighbors)
+        u, w = edge_products(x.flatten(0, 1), self.linear.weight)
         if use_kernels(x):
-            return self._fused(x, neighbors)
-        return leaky_max(self.norm(edge_linear(x, neighbors, self.linear.weight)))
+            from locotrans.kernels.edge_max import edge_max
 
-    def _fused(
-        self, x: Float[Tensor, "b n c"], neighbors: Int[Tensor, "b n k"]
-    ) -> Float[Tensor, "b n d"]:
-        from locotrans.kernels.edge_max import edge_max
+            out = edge_max(u, w, index, *self.norm.statistics())
+        else:
 
-        w1, w2 = self.linear.weight.chunk(2, dim=-1)
-        u, w = F.linear(x, torch.cat([w1, w2 - w1])).flatten(0, 1).chunk(2, dim=-1)
-        out = edge_max(u, w, global_index(neighbors), *self.norm.statistics())
+            def edges(rows: slice) -> Tensor:
+                return leaky_max(self.norm(gather(u, index[rows]) + w[rows].unsqueeze(1)))
+
+            out = by_rows(edges, len(index), index.shape[1] * u.shape[1], self.training)
         return out.unflatten(0, x.shape[:2])
 
 

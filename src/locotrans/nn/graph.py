@@ -5,7 +5,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import knn, knn_features
-from locotrans.geometry.vectors import center
 from locotrans.kernels import use_kernels
 
 
@@ -15,8 +14,7 @@ def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
         return knn(points, k)
     from locotrans.kernels.knn import nearest
 
-    points = points.detach()
-    return nearest(points, center(points).norm(dim=-1).amax(-1), k, coordinates=True)
+    return nearest(points.detach(), k, coordinates=True)
 
 
 def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
@@ -27,7 +25,7 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
 
     x = x.detach().float()
     x = x - x.mean(-2, keepdim=True)
-    return nearest(x, x.square().sum(-1).amax(-1), k, coordinates=False)
+    return nearest(x, k, coordinates=False)
 
 
 def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:

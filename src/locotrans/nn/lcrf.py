@@ -41,10 +41,10 @@ class LCRF(nn.Module):
 
 
 def to_frame(
-    frames: Float[Tensor, "b n 3 3"], v: Float[Tensor, "b n k 3 c"]
-) -> Float[Tensor, "b n k c3"]:
+    frames: Float[Tensor, "*batch 3 3"], v: Float[Tensor, "*batch k 3 c"]
+) -> Float[Tensor, "*batch k c3"]:
     """Express edge vectors in the frame of their reference point: ``U_r^T v``, flattened.
 
     Symmetry: invariant when the frames and the vectors turn together.
     """
-    return torch.einsum("bnij,bnkic->bnkjc", frames, v).flatten(-2)
+    return torch.einsum("...ij,...kic->...kjc", frames, v).flatten(-2)

@@ -1,5 +1,7 @@
 """Relative pose recovery (RPR) and the first layer of the invariant branch."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.nn import functional as F
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length, safe_normalize
 from locotrans.kernels import edge_dtype, product_precision, use_kernels
-from locotrans.nn.edge import leaky_max
+from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.graph import global_index
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
@@ -35,37 +37,25 @@ class FrameConv(nn.Module):
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
         """Convolve the coordinates of every neighbourhood, seen from its own frame."""
-        if use_kernels(points) and not points.requires_grad:
-            return self._fused(points, neighbors, frames)
-        edges = gather(points, neighbors) - points.unsqueeze(2)
-        # a row vector times U is (U^T v)^T
-        local = edges @ frames  # (b, n, k, 3)
-        if self.reference_point:
-            reference = points.unsqueeze(2) @ frames  # (b, n, 1, 3)
-            local = torch.cat([local, reference.expand_as(local)], dim=-1)
-        return leaky_max(self.norm(self.linear(local)))
-
-    def _fused(
-        self,
-        points: Float[Tensor, "b n 3"],
-        neighbors: Int[Tensor, "b n k"],
-        frames: Float[Tensor, "b n 3 3"],
-    ) -> Float[Tensor, "b n d"]:
-        from locotrans.kernels.edge_max import frame_conv
-
-        # W U_r^T (p_j - p_r): the matrix W U_r^T once a point
-        matrix = F.linear(frames, self.linear.weight[:, :3]).flatten(0, 1)
+        index = global_index(neighbors)
+        p, U = points.flatten(0, 1), frames.flatten(0, 1)
+        # W U_r^T (p_j - p_r): the matrix W U_r^T once a point, as its transpose (m, 3, d)
+        matrix = F.linear(U, self.linear.weight[:, :3])
         offset = None
         if self.reference_point:
-            local = (points.unsqueeze(2) @ frames).squeeze(2)
-            offset = F.linear(local, self.linear.weight[:, 3:]).flatten(0, 1)
-        out = frame_conv(
-            points.flatten(0, 1),
-            global_index(neighbors),
-            matrix,
-            *self.norm.statistics(),
-            w=offset,
-        )
+            offset = F.linear((p.unsqueeze(1) @ U).squeeze(1), self.linear.weight[:, 3:])
+        if use_kernels(points) and not points.requires_grad:
+            from locotrans.kernels.edge_max import frame_conv
+
+            out = frame_conv(p, index, matrix, *self.norm.statistics(), w=offset)
+        else:
+
+            def edges(rows: slice) -> Tensor:
+                e = (gather(p, index[rows]) - p[rows].unsqueeze(1)) @ matrix[rows]
+                e = e if offset is None else e + offset[rows].unsqueeze(1)
+                return leaky_max(self.norm(e))
+
+            out = by_rows(edges, len(index), index.shape[1] * matrix.shape[-1], self.training)
         return out.unflatten(0, points.shape[:2])
 
 
@@ -104,14 +94,8 @@ class RelativePoseConv(nn.Module):
         neighbors: Int[Tensor, "b n k"],
     ) -> Float[Tensor, "b n d"]:
         """Convolve features over neighbourhoods, given the relative pose of every edge."""
-        kernel = self.kernel2(F.relu(self.kernel_norm(self.kernel1(pose))))
-        x_hat = F.relu(self.pose_norm(kernel * gather(self.basis(x), neighbors)))  # Eq. 15
-        if self.refine is not None and self.refine_norm is not None:
-            x_hat = F.relu(self.refine_norm(self.refine(x_hat)))
-        # W [x^_j - x_r; x_r] = W1 x^_j + (W2 - W1) x_r: the second product is per point
-        w1, w2 = self.linear.weight.chunk(2, dim=-1)
-        edges = F.linear(x_hat, w1) + F.linear(x, w2 - w1).unsqueeze(2)
-        return leaky_max(self.norm(edges))  # Eq. 16
+        flat = pose.flatten(0, 1)
+        return self._convolve(x, neighbors, lambda rows: flat[rows])
 
     def from_vectors(
         self,
@@ -127,7 +111,35 @@ class RelativePoseConv(nn.Module):
             d, c = len(self.norm.weight), x.shape[-1]
             if supported(v.shape[-1], c, d, neighbors.shape[-1]):
                 return self._fused(x, v, neighbors, frames)
-        return self(x, equivariant_pose(v, neighbors, frames), neighbors)
+        index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
+
+        def pose(rows: slice) -> Tensor:
+            return to_frame(U[rows], gather(flat, index[rows]) - flat[rows].unsqueeze(1))
+
+        return self._convolve(x, neighbors, pose)
+
+    def _convolve(
+        self,
+        x: Float[Tensor, "b n c"],
+        neighbors: Int[Tensor, "b n k"],
+        pose: Callable[[slice], Tensor],
+    ) -> Float[Tensor, "b n d"]:
+        index = global_index(neighbors)
+        basis = self.basis(x).flatten(0, 1)
+        # W [x^_j - x_r; x_r] = W1 x^_j + (W2 - W1) x_r: the second product is per point
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        reference = F.linear(x, w2 - w1).flatten(0, 1)
+
+        def edges(rows: slice) -> Tensor:
+            kernel = self.kernel2(F.relu(self.kernel_norm(self.kernel1(pose(rows)))))
+            x_hat = F.relu(self.pose_norm(kernel * gather(basis, index[rows])))  # Eq. 15
+            if self.refine is not None and self.refine_norm is not None:
+                x_hat = F.relu(self.refine_norm(self.refine(x_hat)))
+            e = F.linear(x_hat, w1) + reference[rows].unsqueeze(1)
+            return leaky_max(self.norm(e))  # Eq. 16
+
+        out = by_rows(edges, len(index), index.shape[1] * len(w1), self.training)
+        return out.unflatten(0, x.shape[:2])
 
     def _fused(
         self,

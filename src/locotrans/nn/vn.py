@@ -10,9 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length
 from locotrans.kernels import use_kernels
-from locotrans.nn.edge import SLOPE, edge_linear, max_mean_pool
+from locotrans.nn.edge import SLOPE, by_rows, edge_products, max_mean_pool
 from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
@@ -151,24 +152,26 @@ class VNEdgeConv(nn.Module):
         self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
     ) -> Float[Tensor, "b n 3 d"]:
         """Convolve vectors over the given neighbourhoods."""
-        if use_kernels(v):
-            return self._fused(v, neighbors)
+        index = global_index(neighbors)
         # one product and one gather serve the vectors and their directions
-        weight = torch.cat([self.linear.weight, self.direction.weight])
-        p, q = edge_linear(v, neighbors, weight).chunk(2, dim=-1)  # (b, n, k, 3, d) each
-        return vn_leaky_relu(self.norm(p), q).mean(dim=2)
+        parts = [self.linear.weight, self.direction.weight]
+        if use_kernels(v):
+            from locotrans.kernels.vn import vn_edge_conv
 
-    def _fused(
-        self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
-    ) -> Float[Tensor, "b n 3 d"]:
-        from locotrans.kernels.vn import vn_edge_conv
+            weight = torch.cat([fill_rows(part) for part in parts])
+            w1, w2 = (fill_channels(part) for part in weight.chunk(2, dim=-1))
+            weight = torch.cat([w1, w2], dim=-1)
+            u, w = edge_products(fill_channels(v).flatten(0, 1), weight)
+            out = vn_edge_conv(u, w, index, *self.norm.norm.statistics())
+            return out.unflatten(0, v.shape[:2])[..., : self.linear.out_features]
+        u, w = edge_products(v.flatten(0, 1), torch.cat(parts))  # (m, 3, 2 d) each
 
-        weight = torch.cat([fill_rows(self.linear.weight), fill_rows(self.direction.weight)])
-        w1, w2 = weight.chunk(2, dim=-1)
-        u = vn_linear(v, None, w1).flatten(0, 1)
-        w = vn_linear(v, None, w2 - w1).flatten(0, 1)
-        out = vn_edge_conv(u, w, global_index(neighbors), *self.norm.norm.statistics())
-        return out.unflatten(0, v.shape[:2])[..., : self.linear.out_features]
+        def edges(rows: slice) -> Tensor:
+            p, q = (gather(u, index[rows]) + w[rows].unsqueeze(1)).chunk(2, dim=-1)
+            return vn_leaky_relu(self.norm(p), q).mean(dim=1)  # of (m, k, 3, d)
+
+        out = by_rows(edges, len(index), index.shape[1] * u[0].numel(), self.training)
+        return out.unflatten(0, v.shape[:2])
 
 
 class VNProjection(nn.Module):
