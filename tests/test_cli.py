@@ -155,7 +155,14 @@ def test_mistakes_of_eval(run, tmp_path, capsys):
     write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})
     assert "tells other classes apart" in error_of(["eval", str(other)], capsys)
     unwritable = tmp_path / "missing" / "result.json"
-    assert f"cannot write {unwritable}" in error_of([*evaluate, "--json", str(unwritable)], capsys)
+    assert "there is no folder" in error_of([*evaluate, "--json", str(unwritable)], capsys)
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    assert "it is not a file" in error_of([*evaluate, "--json", str(link)], capsys)
+    assert link.is_symlink()
+    nameless = tmp_path / "nameless.safetensors"
+    write_tensors(nameless, tensors, {k: v for k, v in metadata.items() if k != "points"})
+    assert "it has no 'points'" in error_of(["eval", str(nameless)], capsys)
 
 
 @pytest.mark.parametrize("arguments", ["train --rotation y", "train --bogus 1", "fly", "eval"])

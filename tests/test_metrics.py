@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from locotrans.metrics import class_accuracy, overall_accuracy, rotation_agreement
+from locotrans.geometry import knn, random_rotations
+from locotrans.metrics import (
+    axis_consistency,
+    class_accuracy,
+    overall_accuracy,
+    rotation_agreement,
+)
 
 LABELS = torch.tensor([0, 0, 0, 2])  # no sample of class 1
 PREDICTIONS = torch.tensor([0, 0, 1, 2])
@@ -32,3 +38,12 @@ def test_nothing_to_count_is_an_error(metric):
     nothing = torch.zeros(0, dtype=torch.long)
     with pytest.raises(ValueError, match="no predictions"):
         metric(nothing, nothing)
+
+
+def test_axis_consistency_of_equal_and_of_random_frames(generator):
+    points = torch.randn(2, 200, 3, generator=generator)
+    neighbors = knn(points, 10)
+    equal = random_rotations(1, generator=generator).expand(2, 200, 3, 3)
+    torch.testing.assert_close(axis_consistency(equal, neighbors), torch.ones(3))
+    mixed = random_rotations(2, 200, generator=generator)
+    assert axis_consistency(mixed, neighbors).abs().max() < 0.1

@@ -122,6 +122,11 @@ def evaluate(
     place = find_device(device)
     path = weights_file(weights)
     model, metadata = load_weights(path)
+    for key in ("data", "points", "class_names"):
+        if key not in metadata:
+            raise ValueError(f"{path} does not say what it was trained on: it has no {key!r}")
+    if json is not None and not json.parent.is_dir():
+        raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
@@ -139,10 +144,10 @@ def evaluate(
         batch_size=batch_size,
         device=place,
     )
+    print_evaluation(result)
     if json is not None:
         facts = {"weights": str(path), "training": metadata, "environment": environment(place)}
         write_json(json, {**result, "model": metadata["model"], **facts})
-    print_evaluation(result)
 
 
 def weights_file(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -132,8 +133,7 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
         raise ValueError("the state dict has no 'linear3.weight': it is not a LocoTrans network")
     full = "fused_head.logits.weight" in ours
     base = LocoTransConfig() if full else LIGHT
-    config = {**base.__dict__, "frames": "symmetric_printed", "center": False}
-    model = LocoTrans(logits.shape[0], LocoTransConfig(**config))
+    model = LocoTrans(len(logits), replace(base, frames="symmetric_printed", center=False))
     expected = model.state_dict()
     if missing := sorted(expected.keys() - ours.keys()):
         raise ValueError(f"the state dict lacks the tensors of ours called {', '.join(missing)}")

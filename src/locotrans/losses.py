@@ -72,6 +72,8 @@ def consistency_loss(
 
     Gradient: stops at the teacher.
     Degenerate: a case without rows counts 0.
+    Differs: Eq. 12 prints the squared difference alone; teacher, stopped gradient and separate
+        averages are those of the authors' program.
     """
     v = gather(safe_normalize(vectors, dim=-2), neighbors)  # (b, n, k, 3, 2)
     cosines = torch.einsum("bnaic,bndic->cbnad", v, v)  # (2, b, n, k, k)

@@ -165,8 +165,8 @@ BAD = {
     ),
     "no clouds": (torch.zeros(0, 30, 3), "must not be empty"),
     "no points": (torch.zeros(2, 0, 3), "must not be empty"),
-    "nan": (torch.full((2, 30, 3), torch.nan), "must be finite; 60 of 60 hold nan"),
-    "inf": (torch.full((2, 30, 3), torch.inf), "must be finite"),
+    "nan": (torch.full((2, 30, 3), torch.nan).double(), "must be finite; 60 of 60 hold nan"),
+    "inf": (torch.full((2, 30, 3), torch.inf).double(), "must be finite"),
 }
 
 
@@ -218,3 +218,11 @@ def test_frames_get_gradient_from_the_first_layer_only(name):
         first.copy_(kept)
     output = model(clouds())
     assert torch.autograd.grad(output.invariant.sum(), head)[0].abs().max() > 0
+
+
+def test_points_of_another_precision_are_refused():
+    model = create_model("dgcnn", 3, k=4)
+    with pytest.raises(
+        ValueError, match=r"points are torch.float64 and the model is torch.float32"
+    ):
+        model(torch.zeros(1, 8, 3, dtype=torch.float64))

@@ -43,7 +43,9 @@ def test_unknown_option():
 
 @pytest.mark.parametrize("classes", [0, -3])
 def test_impossible_number_of_classes(classes):
-    with pytest.raises(ValueError, match=f"num_classes must be at least 1, got {classes}"):
+    with pytest.raises(
+        ValueError, match=f"num_classes must be an integer of at least 1, got {classes}"
+    ):
         create_model("pointnet", classes)
 
 

@@ -2,12 +2,9 @@ import io
 import json
 
 import pytest
-import torch
 from rich.console import Console
 
-from locotrans.geometry import random_rotations
-from locotrans.geometry.neighbors import knn
-from locotrans.training.demo import NETWORKS, DemoSize, axis_consistency, run_demo
+from locotrans.training.demo import NETWORKS, DemoSize, run_demo
 
 TINY = DemoSize(points=24, shapes=40, test_shapes=20, epochs=1, batch_size=20)
 
@@ -64,12 +61,3 @@ def test_a_repeated_demo_takes_up_the_finished_runs(demo):
     again = run_demo(out, seed=3, size=TINY, console=Console(file=text, width=120))
     assert text.getvalue().count("is finished") == len(NETWORKS)
     assert again == record
-
-
-def test_axis_consistency_of_equal_and_of_random_frames(generator):
-    points = torch.randn(2, 200, 3, generator=generator)
-    neighbors = knn(points, 10)
-    equal = random_rotations(1, generator=generator).expand(2, 200, 3, 3)
-    torch.testing.assert_close(axis_consistency(equal, neighbors), torch.ones(3))
-    mixed = random_rotations(2, 200, generator=generator)
-    assert axis_consistency(mixed, neighbors).abs().max() < 0.1

@@ -139,6 +139,7 @@ def farthest_points(points: Float[Tensor, "*batch n 3"], m: int) -> Int[Tensor, 
     of the points.
 
     Symmetry: invariant under O(3) and translation where no distances tie.
+    Degenerate: of coincident points one may be chosen several times.
     """
     n = points.shape[-2]
     if not 1 <= m <= n:

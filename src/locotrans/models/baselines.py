@@ -53,7 +53,7 @@ class VNDGCNNConfig(DGCNNConfig):
 
 @dataclass(frozen=True)
 class PointNetConfig:
-    """PointNet as published for classification."""
+    """PointNet for classification, with the pooling and the head of the other networks."""
 
     head_widths: tuple[int, int] = (512, 256)
     """Channels of the two layers of the head."""
@@ -85,7 +85,7 @@ class PointClassifier(nn.Module):
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds."""
-        check_points(points, getattr(self.config, "k", 1))
+        check_points(points, getattr(self.config, "k", 1), self)
         if self.config.center:
             points = center(points)
         features = self.backbone(points)
@@ -111,7 +111,7 @@ class VNClassifier(nn.Module):
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds."""
-        check_points(points, self.config.k)
+        check_points(points, self.config.k, self)
         if self.config.center:
             points = center(points)
         vn = self.backbone(points)

@@ -222,7 +222,7 @@ class LocoTrans(nn.Module):
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds; the combined logits are the sum that the paper reports."""
-        check_points(points, self.config.k)
+        check_points(points, self.config.k, self)
         if self.config.center:
             points = center(points)
         with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32

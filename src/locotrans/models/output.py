@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class ClassifierOutput(NamedTuple):
@@ -30,11 +30,13 @@ class ClassifierOutput(NamedTuple):
     """The graph of coordinates, over which frames are to be consistent."""
 
 
-def check_points(points: Tensor, k: int = 1) -> None:
+def check_points(points: Tensor, k: int, model: nn.Module) -> None:
     """Raise a ValueError that says what is wrong, unless ``points`` are clouds a model can take.
 
     Values are checked for being finite too, except where that would stall a GPU while training.
     """
+    if not isinstance(points, Tensor):
+        raise ValueError(f"points must be a tensor, got {type(points).__name__}")
     shape = tuple(points.shape)
     if points.dim() != 3 or shape[2] != 3:
         hint = ""
@@ -51,6 +53,12 @@ def check_points(points: Tensor, k: int = 1) -> None:
         raise ValueError(
             f"a cloud of {shape[1]} points is too small for k = {k} neighbours: "
             "give at least k points, or build the model with a smaller k"
+        )
+    weights = next(model.parameters()).dtype
+    if points.dtype != weights and not torch.is_autocast_enabled(points.device.type):
+        raise ValueError(
+            f"points are {points.dtype} and the model is {weights}: "
+            f"give it points.to({weights}), or turn the model into model.to({points.dtype})"
         )
     if _may_wait(points) and not bool(torch.isfinite(points).all()):
         bad = int((~torch.isfinite(points)).any(-1).sum())

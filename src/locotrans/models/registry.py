@@ -49,7 +49,7 @@ def model_config(name: str, **overrides: Any) -> Any:
     if name not in _MODELS:
         close = difflib.get_close_matches(name, _MODELS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown model {name!r}{hint} Known: {', '.join(list_models())}")
+        raise ValueError(f"unknown model {name!r}{hint or '.'} Known: {', '.join(list_models())}")
     config = _MODELS[name].config
     known = [field.name for field in fields(config)]
     for key in overrides:
@@ -66,7 +66,7 @@ def create_model(name: str, num_classes: int = 40, **config: Any) -> nn.Module:
         num_classes: how many classes to tell apart.
         **config: fields of the model's config to replace, for example ``k=10``.
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+    if not isinstance(num_classes, int) or num_classes < 1:
+        raise ValueError(f"num_classes must be an integer of at least 1, got {num_classes!r}")
     chosen = model_config(name, **config)
     return _MODELS[name].build(num_classes, chosen)

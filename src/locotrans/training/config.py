@@ -83,14 +83,18 @@ class TrainConfig:
     """Run folder; a run that was cut is taken up again where its checkpoint stands."""
 
     def __post_init__(self) -> None:
-        for name in ("points", "epochs", "batch_size", "scale"):
+        for name in ("points", "epochs", "scale"):
             _require(self, name, 1)
+        _require(self, "batch_size", 2)  # batch norm needs two
         for name in ("lr", "final_lr", "momentum", "weight_decay", "smoothing", "shift", "seed"):
             _require(self, name, 0)
         for name in ("orthogonality_weight", "consistency_weight"):
             _require(self, name, 0)
         for name in ("evaluate_every", "checkpoint_seconds"):
             _require(self, name, 0)
+        for name in ("smoothing", "momentum"):
+            if not getattr(self, name) < 1:
+                raise ValueError(f"{name} must be below 1, got {getattr(self, name)}")
         for name in ("shapes", "test_shapes"):
             if getattr(self, name) is not None:
                 _require(self, name, 1)
@@ -157,9 +161,15 @@ def typed_fields(config_class: type, values: Mapping[str, Any]) -> dict[str, Any
         try:
             result[key] = _convert(value, hints[key])
         except (TypeError, ValueError):
-            kind = getattr(hints[key], "__name__", str(hints[key])).replace("typing.", "")
-            raise ValueError(f"{key} must be {kind}, got {value!r}") from None
+            raise ValueError(f"{key} must be {_kind(hints[key])}, got {value!r}") from None
     return result
+
+
+def _kind(hint: Any) -> str:
+    """Return the name of a type, for an error."""
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
+    return getattr(hint, "__name__", str(hint)).replace("typing.", "")
 
 
 def _convert(value: Any, hint: Any) -> Any:

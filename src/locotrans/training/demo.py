@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from locotrans.data import CloudSet, load_dataset, rotate
 from locotrans.geometry import AXES, random_rotations
-from locotrans.geometry.neighbors import gather
+from locotrans.metrics import axis_consistency
 from locotrans.pictures import Answer, frames_figure, poses_figure, save_figure
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.config import TrainConfig, derive_seed
@@ -43,7 +42,7 @@ class DemoSize:
     """How much the demonstration computes; the defaults take about three minutes on two cores."""
 
     points: int = 128
-    shapes: int = 3600
+    shapes: int = 3000
     test_shapes: int = 300
     epochs: int = 2
     batch_size: int = 32
@@ -134,18 +133,6 @@ def _table(figures: Mapping[str, Mapping[str, Any]], size: DemoSize) -> Table:
         texts = [f"{row['parameters']:,}", f"{row['seconds']:.0f}"]
         table.add_row(name, *texts, *(f"{100 * share:.1f}%" for share in shares))
     return table
-
-
-def axis_consistency(
-    frames: Float[Tensor, "b n 3 3"], neighbors: Int[Tensor, "b n k"]
-) -> Float[Tensor, "3"]:
-    """Return, for each axis of the frames, its mean cosine with those of the neighbours.
-
-    Every list of neighbours contains the point itself, which does not count.
-    """
-    cosines = (gather(frames, neighbors) * frames.unsqueeze(2)).sum(-2)  # (b, n, k, axis)
-    itself = frames.square().sum(-2)  # (b, n, axis): 1, or 0 where a frame is degenerate
-    return ((cosines.sum(2) - itself) / (neighbors.shape[-1] - 1)).mean((0, 1))
 
 
 @torch.inference_mode()

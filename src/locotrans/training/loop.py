@@ -25,7 +25,7 @@ from locotrans.data.transforms import (
 from locotrans.geometry import Axis
 from locotrans.training.config import TrainConfig, derive_seed, to_json
 from locotrans.training.evaluate import evaluate
-from locotrans.training.record import append_line, make_record, write_json
+from locotrans.training.record import append_line, make_record, read_json, write_json
 from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder
 
 
@@ -48,7 +48,7 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
     record = config.out / "record.json"
     if record.exists():
         console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
-        return json.loads(record.read_text())
+        return read_json(record)
     run = Run(config)
     run.open_folder()
     start = f"from step {run.step}" if run.step else "from the start"
@@ -126,9 +126,19 @@ def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
 
 def finish(run: Run) -> dict[str, Any]:
     """Write the weights of the last epoch and the record of the run."""
-    last = json.loads(run.metrics_path.read_text().splitlines()[-1])
+    lines = run.metrics_path.read_text().splitlines() if run.metrics_path.exists() else []
+    if len(lines) != run.config.epochs:
+        raise ValueError(
+            f"{run.metrics_path} has lines for {len(lines)} of {run.config.epochs} epochs although "
+            "the checkpoint is of the last; restore it, or train again in another --out"
+        )
     record = make_record(
-        to_json(run.config), last["evaluation"], run.train_set.checksum, run.seconds, run.device
+        to_json(run.config),
+        json.loads(lines[-1])["evaluation"],
+        run.train_set.checksum,
+        run.train_set.up,
+        run.seconds,
+        run.device,
     )
     run.save_weights()
     write_json(run.folder / "record.json", record)

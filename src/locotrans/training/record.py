@@ -23,6 +23,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     The content goes to a temporary name in the same folder, reaches the disk, and is renamed;
     a process killed in between leaves the earlier file and a ``.tmp`` that the next write reuses.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(f"cannot write {path}: it is not a file; name another one")
+    path = path.resolve()  # a link stays a link
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -49,7 +52,7 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 def _unwritable(path: Path, error: OSError) -> OSError:
     reason = error.strerror or str(error)
     return OSError(
-        f"cannot write {path}: {reason}; what it held before is unchanged. "
+        f"cannot write {path}: {reason}; nothing that was there before is lost. "
         "Make room or choose another folder, then repeat the command"
     )
 
@@ -57,6 +60,19 @@ def _unwritable(path: Path, error: OSError) -> OSError:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` to ``path`` as indented JSON, atomically."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what `write_json` wrote."""
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; remove it, or restore it from a copy"
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold one object of keys and values")
+    return value
 
 
 def find_device(name: str) -> torch.device:
@@ -105,6 +121,7 @@ def make_record(
     config: Mapping[str, Any],
     evaluation: Mapping[str, Any],
     train_checksum: str,
+    up: str,
     seconds: float,
     device: torch.device,
 ) -> dict[str, Any]:
@@ -114,11 +131,13 @@ def make_record(
         config: the run's config as JSON values.
         evaluation: what `evaluate` returned for the last epoch's weights.
         train_checksum: checksum of the training data; the test data's is in ``evaluation``.
+        up: the up axis of the data set, which the rotation z turns about.
         seconds: time spent in training, over all the parts of a run that was cut.
         device: where the last part ran.
     """
     return {
         "protocol": f"{config['rotation']}/{evaluation['rotation']}",
+        "axis": up if "z" in (config["rotation"], evaluation["rotation"]) else None,
         "head": "combined",
         "selection": SELECTION,
         "seed": config["seed"],

@@ -1,0 +1,150 @@
+"""`locotrans predict`: a row for each file."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from locotrans.data.transforms import rotate
+from locotrans.geometry import random_rotations
+from locotrans.training.predict.files import find_files
+from locotrans.training.predict.output import csv_rows, json_rows
+from locotrans.training.predict.progress import follow, load_inference
+from locotrans.training.predict.stream import Inference
+
+COLUMNS = ("path", "class", "confidence", "agreement", "points", "error")
+
+
+class Prediction(NamedTuple):
+    """The answer for one file; a file that failed has a path and an error."""
+
+    path: Path
+    class_name: str | None = None
+    confidence: float | None = None
+    """Probability of the class by the softmax of the combined logits, averaged over the poses."""
+    agreement: float | None = None
+    """Share of the poses that by themselves give this class; None where there is one pose."""
+    points: int | None = None
+    """Points in the file."""
+    error: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the columns of a table."""
+        return dict(zip(COLUMNS, (str(self.path), *self[1:]), strict=True))
+
+
+def predict(
+    paths: Sequence[Path],
+    weights: Path,
+    *,
+    csv: Path | None = None,
+    json: Path | None = None,
+    rotations: int = 0,
+    points: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+    workers: int | None = None,
+) -> int:
+    """Classify point clouds and meshes; print the answers, or write them as CSV or JSON.
+
+    Columns are path, class, confidence, agreement, points and error, one row a file, also for
+    those that could not be read. A cloud may be off centre, in any unit and of any size.
+
+    Args:
+        paths: Files or folders (searched at any depth); any mix of formats and sizes.
+        weights: Weights file.
+        csv: CSV file to write.
+        json: JSON file to write.
+        rotations: Average over this many random poses of each file, and report which share of
+            them agrees with the answer; 0 takes the pose of the file.
+        points: Points chosen of each file; by default as in training.
+        seed: Seed of the poses and of the choice of points.
+        batch_size: Files at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+        workers: Processes that read; by default none for a few files, else one a core.
+
+    Returns:
+        The exit status: 0, or 1 if some files could not be read.
+    """
+    files = find_files(paths, skip=(csv, json))
+    inference, metadata = load_inference(weights, points, seed, batch_size, device, workers)
+    failed = False
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(open_rows(path, COLUMNS))
+            for open_rows, path in ((csv_rows, csv), (json_rows, json))
+            if path is not None
+        ]
+        tally = stack.enter_context(follow(inference, len(files)))
+        for answer in predict_files(inference, files, metadata["class_names"], rotations):
+            for write in writers:
+                write(answer.row())
+            if not writers:
+                print(_line(answer))
+            failed |= answer.error is not None
+            tally(answer.error is None)
+    return int(failed)
+
+
+def predict_files(
+    inference: Inference, files: Sequence[Path], class_names: Sequence[str], rotations: int = 0
+) -> Iterator[Prediction]:
+    """Yield the answer for each file, in order.
+
+    The poses are the same for every file, and depend on the seed alone.
+    """
+    if rotations < 0:
+        raise ValueError(f"rotations must not be negative, got {rotations}")
+    generator = torch.Generator().manual_seed(inference.seed)
+    poses = random_rotations(rotations, generator=generator)
+    for samples, clouds in inference.batches(files):
+        answers = iter(zip(*classify(inference.model, clouds, poses), strict=True))
+        for sample in samples:
+            if sample.error is not None:
+                yield Prediction(sample.path, error=sample.error)
+                continue
+            shares, agreement = next(answers)
+            confidence, label = shares.max(0)
+            if confidence.isnan():
+                yield Prediction(sample.path, error="the network's answer is not a number")
+                continue
+            yield Prediction(
+                sample.path,
+                class_names[int(label)],
+                round(float(confidence), 6),
+                round(float(agreement), 6) if rotations > 0 else None,
+                sample.size,
+            )
+
+
+@torch.inference_mode()
+def classify(
+    model: nn.Module, clouds: Float[Tensor, "b n 3"], poses: Float[Tensor, "r 3 3"]
+) -> tuple[Float[Tensor, "b classes"], Float[Tensor, " b"]]:
+    """Return the probabilities, averaged over the poses, and the share of poses that agree.
+
+    With no pose the clouds are taken as they are.
+    """
+    if len(clouds) == 0:
+        return torch.empty(0, 1), torch.empty(0)
+    turned = (
+        (rotate(clouds, R.expand(len(clouds), 3, 3)) for R in poses) if len(poses) else [clouds]
+    )
+    each = torch.stack([model(x).logits.double().softmax(-1).cpu() for x in turned])  # r b classes
+    mean = each.mean(0)
+    agreement = (each.argmax(-1) == mean.argmax(-1)).double().mean(0)
+    return mean, agreement
+
+
+def _line(answer: Prediction) -> str:
+    path = os.fsencode(answer.path).decode(errors="replace")
+    if answer.error is not None:
+        return f"{path}: error: {answer.error}"
+    agreement = "" if answer.agreement is None else f", agreement {answer.agreement:.0%}"
+    return f"{path}: {answer.class_name} ({answer.confidence:.1%}{agreement})"

@@ -1,0 +1,84 @@
+"""One file becomes the cloud that a network was trained for.
+
+An answer is a function of the file, the weights and the seed: the random numbers of every file
+start from the same seed, whatever stands beside it.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+
+from locotrans.geometry.neighbors import farthest_points
+
+CANDIDATES = 8
+"""Farthest points are sought among this many random ones per point that is wanted."""
+
+
+class Sample(NamedTuple):
+    """A file as the network sees it, or the reason why it cannot."""
+
+    path: Path
+    size: int | None = None
+    """Points in the file (for a mesh: drawn from its surface)."""
+    points: Float32[np.ndarray, "n 3"] | None = None
+    """Mean zero, greatest norm 1; times ``radius``, plus ``center``: the file's coordinates."""
+    center: Float[np.ndarray, "3"] | None = None
+    radius: float | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    """Processor time that reading took."""
+
+
+def load_sample(path: Path, count: int, seed: int = 0) -> Sample:
+    """Read a file, choose ``count`` of its points, and normalise them.
+
+    Nothing that a file can hold raises: the reason goes into ``error``.
+    """
+    start = time.thread_time()
+    try:
+        sample = _load(path, count, seed)
+    except Exception as error:  # also what a reader did not foresee must not end a long run
+        reason = " ".join(str(error).split()) or type(error).__name__
+        expected = isinstance(error, ValueError | OSError)
+        sample = Sample(path, error=reason if expected else f"{type(error).__name__}: {reason}")
+    return sample._replace(seconds=time.thread_time() - start)
+
+
+def _load(path: Path, count: int, seed: int) -> Sample:
+    from locotrans.data.readers import read_cloud
+
+    if path.is_dir():
+        raise OSError(f"{path}: is a folder that cannot be listed: change its permissions")
+    cloud = read_cloud(path, samples=CANDIDATES * count, seed=seed)
+    size = len(cloud)
+    chosen = choose_points(cloud.points.numpy(), count, seed).astype(np.float64)
+    center = chosen.mean(0)
+    radius = float(np.linalg.norm(chosen - center, axis=1).max())
+    if not radius > 1e-6 * np.abs(center).max():  # what rounding alone leaves
+        raise ValueError(f"{path}: its {size} points are all the same: leave the file out")
+    points = ((chosen - center) / radius).astype(np.float32)
+    return Sample(path, size, points, center + cloud.offset, radius)
+
+
+def choose_points(
+    points: Float[np.ndarray, "n 3"], count: int, seed: int = 0
+) -> Float[np.ndarray, "m 3"]:
+    """Choose ``count`` points of a cloud of any size.
+
+    Farthest points among `CANDIDATES` x count random ones even out the density of scans; the
+    random step first bounds the time for a cloud of millions. A cloud that is too small is
+    repeated whole, with a random part of it for the rest.
+    """
+    rng = np.random.default_rng(seed)
+    n = len(points)
+    if n <= count:
+        whole, rest = divmod(count, n)
+        order = np.concatenate([*[np.arange(n)] * whole, rng.choice(n, rest, replace=False)])
+        return points[order]
+    if n > CANDIDATES * count:
+        points = points[rng.choice(n, CANDIDATES * count, replace=False)]
+    return points[farthest_points(torch.from_numpy(points)[None], count)[0].numpy()]
