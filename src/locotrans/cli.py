@@ -35,7 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "eval": evaluate,
             "info": info,
             "list": list_names,
+            "data": data_commands,
         }
+        if list(arguments[:1]) == ["data"]:
+            tyro.extras.subcommand_cli_from_dict(
+                {"check": check_data, "export": export_data, "prepare-s3dis": prepare_rooms},
+                prog="locotrans data",
+                description="Look at data sets on disk, and write them.",
+                args=arguments[1:],
+            )
+            return
         tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="locotrans",
@@ -148,6 +157,63 @@ def evaluate(
     if json is not None:
         facts = {"weights": str(path), "training": metadata, "environment": environment(place)}
         write_json(json, {**result, "model": metadata["model"], **facts})
+
+
+def data_commands() -> None:
+    """Check, export and prepare data sets: `locotrans data --help`."""
+
+
+def check_data(root: tyro.conf.Positional[Path], /, classes: bool = False) -> None:
+    """Say which data sets lie in a folder, what they hold, and what is wrong.
+
+    Args:
+        root: Folder to look into.
+        classes: Count the shapes of every class too.
+    """
+    from locotrans.data import check
+
+    report = check(root)
+    for line in report.lines(classes=classes):
+        print(line)
+    if report.problems:
+        raise ValueError("; ".join(report.problems))
+
+
+def export_data(
+    layout: tyro.conf.Positional[str],
+    out: tyro.conf.Positional[Path],
+    /,
+    train: int = 200,
+    test: int = 60,
+    points: int = 2048,
+    seed: int = 0,
+) -> None:
+    """Write the built-in set as files of an official layout, to try every path without the data.
+
+    Args:
+        layout: Name and layout, for example modelnet40:hdf5, shapenetpart:normal, s3dis:area5.
+        out: Folder to write into; it is then the --root of `train` and `eval`.
+        train: Training shapes.
+        test: Test shapes.
+        points: Points per shape.
+        seed: Seed of the shapes.
+    """
+    from locotrans.data import export
+
+    root = export(layout, out, train=train, test=test, points=points, seed=seed)
+    print(f"{layout} is in {root}")
+
+
+def prepare_rooms(raw: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], /) -> None:
+    """Turn the raw annotations of S3DIS into the usual arrays of its rooms.
+
+    Args:
+        raw: The unpacked Stanford3dDataset_v1.2_Aligned_Version.
+        out: Folder for the arrays, such as stanford_indoor3d.
+    """
+    from locotrans.data.s3dis_raw import prepare_s3dis
+
+    print(f"{len(prepare_s3dis(raw, out))} rooms are in {out}")
 
 
 def weights_file(path: Path) -> Path:

@@ -1,7 +1,17 @@
 """Files and random numbers to tensors: clouds, data sets by name, transforms."""
 
-from locotrans.data import builtin  # noqa: F401 (registers itself)
+from locotrans.data import (  # noqa: F401 (each registers itself)
+    builtin,
+    hdf5,
+    modelnet,
+    own,
+    s3dis,
+    scanobjectnn,
+    shapenetpart,
+)
+from locotrans.data.checks import check
 from locotrans.data.clouds import CloudSet
+from locotrans.data.exports import export
 from locotrans.data.registry import list_datasets, load_dataset, register_dataset
 from locotrans.data.transforms import (
     ROTATION_PROTOCOLS,
@@ -21,7 +31,9 @@ __all__ = [
     "ROTATION_PROTOCOLS",
     "CloudSet",
     "RotationProtocol",
+    "check",
     "drop_points",
+    "export",
     "jitter",
     "list_datasets",
     "load_dataset",

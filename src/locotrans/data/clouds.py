@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from locotrans.geometry import AXES, Axis
@@ -32,6 +32,14 @@ class CloudSet:
     """The part that each point lies on, as an index into ``part_names``."""
     part_names: tuple[str, ...] = ()
     """One name for each part of each class, such as "chair/legs"."""
+    colors: Float[Tensor, "s m 3"] | None = None
+    """Red, green and blue from 0 to 1."""
+    masks: Bool[Tensor, "s m"] | None = None
+    """True where a point belongs to the object, False on its background."""
+    ids: tuple[str, ...] = ()
+    """Where each shape comes from (a file, a room), or nothing."""
+    notes: tuple[str, ...] = ()
+    """What a user of the set should know, such as counts that are not the official ones."""
 
     def __post_init__(self) -> None:
         where = f"{self.name} ({self.split})"
@@ -49,6 +57,16 @@ class CloudSet:
                 )
         if self.parts is not None:
             _check_ids(f"{where}: parts", self.parts, (shapes, size), self.part_names, "part_names")
+        if self.colors is not None:
+            _check_cloud(f"{where}: colors", self.colors)
+        for what, field, shape in (
+            ("colors", self.colors, (shapes, size, 3)),
+            ("masks", self.masks, (shapes, size)),
+        ):
+            if field is not None and tuple(field.shape) != shape:
+                raise ValueError(f"{where}: {what} must be {shape}, got {tuple(field.shape)}")
+        if self.ids and len(self.ids) != shapes:
+            raise ValueError(f"{where}: {len(self.ids)} ids for {shapes} shapes")
 
     def __len__(self) -> int:
         return self.points.shape[0]
@@ -57,6 +75,12 @@ class CloudSet:
     def num_classes(self) -> int:
         """How many classes there are, whether or not each of them occurs in this split."""
         return len(self.class_names)
+
+    @property
+    def class_counts(self) -> dict[str, int]:
+        """How many shapes of each class there are, in the order of the labels."""
+        counts = self.labels.bincount(minlength=self.num_classes).tolist()
+        return dict(zip(self.class_names, counts, strict=True))
 
     @cached_property
     def checksum(self) -> str:
@@ -72,6 +96,10 @@ class CloudSet:
                 continue
             digest.update(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        for name in ("colors", "masks"):  # only where there are any: older checksums stay
+            tensor = getattr(self, name)
+            if tensor is not None:
+                digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def subset(self, indices: Sequence[int] | Tensor) -> "CloudSet":
@@ -90,6 +118,9 @@ class CloudSet:
             labels=self.labels[rows],
             normals=None if self.normals is None else self.normals[rows],
             parts=None if self.parts is None else self.parts[rows],
+            colors=None if self.colors is None else self.colors[rows],
+            masks=None if self.masks is None else self.masks[rows],
+            ids=tuple(self.ids[row] for row in rows.tolist()) if self.ids else (),
         )
 
     def to(self, device: torch.device | str) -> "CloudSet":
@@ -100,6 +131,8 @@ class CloudSet:
             labels=self.labels.to(device),
             normals=None if self.normals is None else self.normals.to(device),
             parts=None if self.parts is None else self.parts.to(device),
+            colors=None if self.colors is None else self.colors.to(device),
+            masks=None if self.masks is None else self.masks.to(device),
         )
 
 

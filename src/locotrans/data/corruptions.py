@@ -134,32 +134,35 @@ def occlude(
 ) -> Float[Tensor, "b n 3"]:
     """Remove what cannot be seen from any of some random directions.
 
-    The cloud is looked at from far away through a grid of square cells; a point is hidden if
-    another in its cell is nearer to the eye by more than two cells (which spares slopes).
+    The cloud is looked at from far away through a grid of square cells. A point is hidden if
+    another, in its cell or one of the eight around it, is nearer to the eye by more than three
+    cells: what slopes by more than about 60 degrees is missed, as a scanner misses it.
 
     Args:
         points: the clouds.
         views: how many directions; the first ones are the same for any number.
-        cell: side of a cell in radii of the cloud; by default ``3 / sqrt(n)``, about three times
-            the distance between points on a surface.
+        cell: side of a cell in radii of the cloud; by default ``2 / sqrt(n)``, which puts about
+            three points of a sphere's near side into nine cells.
         generator: source of the random numbers.
     """
     b, n, _ = points.shape
     if views < 1:
         raise ValueError(f"a cloud must be seen from at least 1 direction, got {views}")
-    cell = 3 / n**0.5 if cell is None else cell
-    turns = random_rotations(views, b, generator=generator, device=generator.device)
+    cell = 2 / n**0.5 if cell is None else cell
     centered = center(points)
     radius = safe_length(centered).amax(1, keepdim=True)
     centered = centered / torch.where(radius > 0, radius, 1.0)
-    side = int(2 / cell) + 2
+    side = int(2 / cell) + 1
     seen = torch.zeros(b, n, dtype=torch.bool, device=points.device)
-    for view in turns:
-        across, depth = rotate(centered, view).split([2, 1], dim=-1)  # the eye is at z = -inf
+    for _ in range(views):
+        R = random_rotations(b, generator=generator, device=generator.device)
+        across, height = rotate(centered, R).split([2, 1], dim=-1)  # the eye is above
         column, row = ((across + 1) / cell).long().clamp(0, side - 1).unbind(-1)
-        index, depth = column * side + row, depth.squeeze(-1)
-        front = depth.new_full((b, side * side), torch.inf).scatter_reduce(1, index, depth, "amin")
-        seen |= depth <= front.gather(1, index) + 2 * cell
+        index, height = column * side + row, height.squeeze(-1)
+        top = height.new_full((b, side * side), -torch.inf)
+        top = top.scatter_reduce(1, index, height, "amax").reshape(b, 1, side, side)
+        top = torch.nn.functional.max_pool2d(top, 3, stride=1, padding=1).flatten(1)
+        seen |= height >= top.gather(1, index) - 3 * cell
     return fill_removed(points, seen, generator=generator)
 
 
@@ -214,7 +217,7 @@ CORRUPTIONS: dict[str, Ladder] = {
     "jitter": Ladder(partial(jitter, clip=torch.inf), "sigma", (0.01, 0.02, 0.03, 0.04, 0.05)),
     "drop": Ladder(_drop_share, "share", (0.25, 0.375, 0.5, 0.625, 0.75)),
     "thin": Ladder(thin_out, "share", (0.25, 0.375, 0.5, 0.625, 0.75)),
-    "density": Ladder(thin_locally, "share", (0.5, 0.625, 0.75, 0.875, 1.0)),
+    "density": Ladder(thin_locally, "share", (0.5, 0.6, 0.7, 0.8, 0.9)),
     "ball": Ladder(cut_ball, "share", (0.1, 0.2, 0.3, 0.4, 0.5)),
     "half_space": Ladder(cut_half_space, "share", (0.1, 0.2, 0.3, 0.4, 0.5)),
     "occlusion": Ladder(occlude, "views", (5, 4, 3, 2, 1)),

@@ -1,16 +1,32 @@
-"""Data sets by name: a loader is a function, and registering it is one decorator."""
+"""Data sets by name: a loader is a function, and registering it is one decorator.
+
+A name may carry settings after a colon: a bare word is the variant, the rest are KEY=VALUE, as in
+``scanobjectnn:pb_t50_rs`` or ``folder:up=y,share=0.7``. So a config file, a checkpoint and a record
+say with one string which data were used.
+"""
 
 import difflib
+import inspect
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
 
 from locotrans.data.clouds import CloudSet
+
+log = logging.getLogger("locotrans.data")
+COMMON = ("split", "root", "points", "shapes", "seed")
 
 
 @runtime_checkable
 class Loader(Protocol):
-    """What a data set has to be: a function from a split and its sizes to a `CloudSet`."""
+    """What a data set has to be: a function from a split and its sizes to a `CloudSet`.
+
+    Further keyword arguments with a default (a text or a number) are settings of the data set.
+    """
 
     def __call__(
         self, split: str, *, root: Path | None, points: int, shapes: int | None, seed: int
@@ -48,24 +64,76 @@ def load_dataset(
     points: int = 1024,
     shapes: int | None = None,
     seed: int = 0,
+    **settings: Any,
 ) -> CloudSet:
     """Load one split of a data set into memory.
 
     Args:
-        name: One of `list_datasets`.
-        split: "train" or "test".
-        root: Folder that holds the files; the built-in set needs none.
+        name: One of `list_datasets`, perhaps with settings: ``scanobjectnn:obj_bg,up=z``.
+        split: "train" or "test"; some sets have "val" and "trainval".
+        root: Folder that holds the files; by default the environment variable LOCOTRANS_DATA,
+            then ~/.cache/locotrans. The built-in set needs none.
         points: Points of each shape.
-        shapes: How many shapes, for sets that are generated; None takes the usual number.
+        shapes: How many shapes; None takes all, or for a generated set the usual number. Of files
+            it is a random choice by ``seed``, in the order of the files.
         seed: Seed of whatever the set draws at random.
+        **settings: Settings of the data set, such as ``up="y"``; they override the name's.
     """
-    if name not in _LOADERS:
-        close = difflib.get_close_matches(name, _LOADERS, n=1)
+    base, options = parse_name(name)
+    if base not in _LOADERS:
+        close = difflib.get_close_matches(base, _LOADERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"unknown data set {name!r}: {hint}known: {', '.join(list_datasets())}")
+        raise ValueError(f"unknown data set {base!r}: {hint}known: {', '.join(list_datasets())}")
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}")
     if shapes is not None and shapes < 1:
         raise ValueError(f"shapes must be at least 1, got {shapes}")
+    typed = _typed_settings(base, {**options, **settings})
     folder = None if root is None else Path(root)
-    return _LOADERS[name](split, root=folder, points=points, shapes=shapes, seed=seed)
+    loader: Callable[..., CloudSet] = _LOADERS[base]
+    clouds = loader(split, root=folder, points=points, shapes=shapes, seed=seed, **typed)
+    kept = [f"{key}={value}" for key, value in sorted(typed.items()) if key != "variant"]
+    if kept:
+        joint = "," if ":" in clouds.name else ":"
+        clouds = replace(clouds, name=f"{clouds.name}{joint}{','.join(kept)}")
+    for note in clouds.notes:
+        log.warning("%s (%s): %s", clouds.name, split, note)
+    return clouds if shapes is None else _some(clouds, shapes, seed)
+
+
+def parse_name(name: str) -> tuple[str, dict[str, str]]:
+    """Take the settings off a name: ``"a:b,up=y"`` gives ``"a", {"variant": "b", "up": "y"}``."""
+    base, _, text = name.partition(":")
+    options: dict[str, str] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        key, value = (key.strip(), value.strip()) if equals else ("variant", item.strip())
+        if key in options:
+            raise ValueError(f"data set {name!r} gives {key} twice")
+        options[key] = value
+    return base, options
+
+
+def _typed_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Check settings against the loader's keyword arguments, and give them their types."""
+    parameters = inspect.signature(_LOADERS[name]).parameters
+    defaults = {key: p.default for key, p in parameters.items() if key not in COMMON}
+    for key, value in options.items():
+        if key not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise ValueError(f"{name} has no setting {key!r} (got {value!r}); it has: {known}")
+        try:
+            options[key] = type(defaults[key])(value)
+        except (TypeError, ValueError):
+            kind = type(defaults[key]).__name__
+            raise ValueError(f"{name}: {key} must be a {kind}, got {value!r}") from None
+    return options
+
+
+def _some(clouds: CloudSet, shapes: int, seed: int) -> CloudSet:
+    if len(clouds) < shapes:
+        raise ValueError(f"{clouds.name} ({clouds.split}) has {len(clouds)} shapes, not {shapes}")
+    if len(clouds) == shapes:
+        return clouds
+    chosen = np.random.default_rng(seed).choice(len(clouds), shapes, replace=False)
+    return clouds.subset(sorted(chosen.tolist()))

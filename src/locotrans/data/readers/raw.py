@@ -14,21 +14,22 @@ from locotrans.data.readers.source import Source
 Array = npt.NDArray[Any]
 
 AXES = ("x", "y", "z")
-NORMALS = {
-    "n": ("nx", "ny", "nz"),
-    "normal": ("normal_x", "normal_y", "normal_z"),
-    "normals": ("normals_x", "normals_y", "normals_z"),
-    "normalx": ("normalx", "normaly", "normalz"),
-}
-COLORS = {
-    "red": ("red", "green", "blue"),
-    "r": ("r", "g", "b"),
-    "diffuse": ("diffuse_red", "diffuse_green", "diffuse_blue"),
-}
+NORMALS = (
+    ("nx", "ny", "nz"),
+    ("normal_x", "normal_y", "normal_z"),
+    ("normals_x", "normals_y", "normals_z"),
+    ("normalx", "normaly", "normalz"),
+)
+COLORS = (
+    ("red", "green", "blue"),
+    ("r", "g", "b"),
+    ("diffuse_red", "diffuse_green", "diffuse_blue"),
+)
 LABELS = (
-    "label labels class class_id classification scalar_label scalar_class scalar_classification "
-    "category category_id seg segment part"
-).split()
+    *("label", "labels", "class", "class_id", "classification"),
+    *("scalar_label", "scalar_class", "scalar_classification"),
+    *("category", "category_id", "seg", "segment", "part"),
+)
 """Names of a column of labels, in order of preference."""
 
 
@@ -49,19 +50,16 @@ def from_names(source: Source, columns: Mapping[str, Array]) -> Raw:
     """Pick the columns that have a meaning by their names, whatever their case and order."""
     known = {name.strip(" \"'").lower(): column for name, column in columns.items()}
 
-    def triple(names: tuple[str, ...]) -> Array | None:
-        if not all(name in known for name in names):
-            return None
-        return np.stack([known[name] for name in names], axis=1)
+    def triple(*candidates: tuple[str, ...]) -> Array | None:
+        names = next((names for names in candidates if known.keys() >= set(names)), None)
+        return None if names is None else np.stack([known[name] for name in names], axis=1)
 
     points = triple(AXES)
     if points is None:
         found = ", ".join(list(columns)[:20]) or "none"
         raise source.error(f"has no columns x, y and z, but {found}", "name the columns x, y and z")
-    normals = [found for names in NORMALS.values() if (found := triple(names)) is not None]
-    colors = [found for names in COLORS.values() if (found := triple(names)) is not None]
-    labels = [known[name] for name in LABELS if name in known]
-    return Raw(points, *(found[0] if found else None for found in (normals, colors, labels)))
+    labels = next((known[name] for name in LABELS if name in known), None)
+    return Raw(points, triple(*NORMALS), triple(*COLORS), labels)
 
 
 def finish(source: Source, raw: Raw) -> Cloud:
@@ -70,7 +68,8 @@ def finish(source: Source, raw: Raw) -> Cloud:
         raise source.error("holds no points", "write the cloud again, or leave the file out")
     _check_finite(source, raw, "coordinates", raw.points)
     points, offset = _single(source, raw.points)
-    normals, labels, faces = raw.normals, raw.labels, raw.faces
+    normals, labels = raw.normals, raw.labels
+    faces = None if raw.faces is None or len(raw.faces) == 0 else raw.faces  # lines alone
     if normals is not None:
         _check_finite(source, raw, "normals", normals)
         if np.abs(normals).max() > 1e6:
@@ -120,7 +119,11 @@ def _single(source: Source, values: Array) -> tuple[Array, tuple[float, float, f
     if near or (single == wide).all():
         return single, zero
     offset = np.floor((low + high) / 2)
-    return (wide - offset).astype(np.float32), (offset[0].item(), offset[1].item(), offset[2].item())
+    return (wide - offset).astype(np.float32), (
+        offset[0].item(),
+        offset[1].item(),
+        offset[2].item(),
+    )
 
 
 def _unit(source: Source, raw: Raw, colors: Array) -> Array:
@@ -131,10 +134,9 @@ def _unit(source: Source, raw: Raw, colors: Array) -> Array:
         raise source.error(
             f"colours span {low:g} to {high:g}", "write them from 0 to 1, 0 to 255 or 0 to 65535"
         )
+    scale = 255.0 if high <= 255 else 65535.0
     if colors.dtype.kind == "f" and high <= 1:
         scale = 1.0
-    else:
-        scale = 255.0 if high <= 255 else 65535.0
     return (colors / scale).astype(np.float32)
 
 

@@ -1,14 +1,12 @@
 """Tables of points as text: xyz, txt, csv, pts."""
 
 import re
+from dataclasses import replace
 
-import numpy as np
-
-from locotrans.data.readers.raw import Array, Raw, from_names
+from locotrans.data.readers.columns import from_columns
+from locotrans.data.readers.raw import Raw, from_names
 from locotrans.data.readers.source import Source
 from locotrans.data.readers.text import read_text, table, without_comments
-
-MOST_COLUMNS = 256
 
 
 def read_xyz(source: Source) -> Raw:
@@ -16,73 +14,85 @@ def read_xyz(source: Source) -> Raw:
 
     Columns are separated by blanks, tabs, commas or semicolons; where there are semicolons, a comma
     is a decimal point. ``#`` and ``//`` begin a comment. A first line of words names the columns
-    (x, y, z, nx, ny, nz, r, g, b or red, green, blue, label), as does a last comment before the
-    numbers that has as many words as there are columns. A first line of one whole number is the
-    number of points (pts). Without names, `from_columns` decides.
+    (x, y, z, nx, ny, nz, r, g, b or red, green, blue, label), and so does a last comment before
+    the numbers that has as many words as there are columns. A first line of one whole number is
+    the number of points (pts). Without names, `from_columns` decides by the values.
     """
     text = read_text(source)
     data = without_comments(text, b"#", b"//")
-    begin, first = _first_line(data, 0)
+    begin, first = _next_line(data, 0)
+    names, titled, promised = _comment_names(text, data.count(b"\n", 0, begin)), False, None
+    if first and not _are_numbers(first):
+        names, titled = _split_names(first), True
+        begin += len(first)
+    elif first.strip().isdigit():  # alone on its line
+        promised = int(first[:20])
+        begin += len(first)
+    start, first = _next_line(data, begin)
     if not first:
         raise source.error("holds no points", "write the cloud again, or leave the file out")
-    names, count = None, None
-    if _is_number(first):
-        names = _comment_names(text, begin)
-    else:
-        names = _split_names(first)
-        begin += len(first)
-    _, words = _first_line(data, begin)
-    data = _one_separator(source, data, begin, words)
-    if names is None and first.split() == [first] and first.isdigit() and int(first) > 0:
-        following, _ = _first_line(data, begin + len(first))
-        if following < len(data):
-            count, begin = int(first), begin + len(first)
-    head = data[:begin].count(b"\n")  # keep the numbers of lines in messages
-    values = table(source, b"\n" * head + data[begin:], "text")
-    if count is not None and len(values) != count:
-        raise source.error(f"its first line promises {count} points, {len(values)} follow")
+    # as many empty lines as were left out, so that errors name the right line
+    data = b"\n" * data.count(b"\n", 0, start) + _blank_separated(source, data[start:])
+    values = table(source, data, "text")
     columns = values.shape[1]
-    if not 3 <= columns <= MOST_COLUMNS:
+    if promised not in (None, len(values)):
+        raise source.error(f"its first line promises {promised} points, {len(values)} follow")
+    if titled and len(names) != columns:
         raise source.error(
-            f"has {columns} columns ({len(values)} lines)", "write one point a line: x y z ..."
+            f"its first line names {len(names)} columns, the lines have {columns}",
+            "name every column, without blanks in the names",
         )
-    raw = _interpret(source, values, names, from_comment=_is_number(first))
-    return Raw(
-        raw.points,
-        raw.normals,
-        raw.colors,
-        raw.labels,
-        where=lambda row: f"line {_line_of_row(data, begin, row)}",
-    )
+    if len(names) == columns:
+        raw = from_names(source, dict(zip(names, values.T, strict=True)))
+    else:
+        raw = from_columns(source, values)
+    return replace(raw, where=lambda row: f"line {_line_of(data, row)}")
 
 
-def from_columns(source: Source, values: Array) -> Raw:
-    """Tell by the values what unnamed columns are.
+def _next_line(data: bytes, begin: int) -> tuple[int, bytes]:
+    """Where the next line that holds something begins, and its content."""
+    match = re.compile(rb"[^\s,;][^\n]*").search(data, begin)
+    return (match.start(), match[0]) if match else (len(data), b"")
 
-    The first three are x, y, z. Each following triple is taken for normals if every row has length
-    1 within 2% (or 0, where a normal is unknown), and for colours if all values are from 0 to 255;
-    colours of 0 to 1 that all have length 1 therefore pass for normals. One whole-numbered column
-    after a triple is the label. With 7 columns whose last three are whole numbers from 0 to 255,
-    these are the colours and the fourth is an intensity (pts files of scanners), unless columns 4
-    to 6 are normals. Anything else is left out.
-    """
-    columns = values.shape[1]
-    if columns < 3:
-        raise source.error(f"has {columns} columns", "write one point a row: x y z ...")
-    found: dict[str, Array] = {}
-    start = 3
-    if columns == 7 and _is_bytes(values[:, 4:7]) and not _is_normals(values[:, 3:6]):
-        if not _is_bytes(values[:, 3:6]) or values[:, 3].max() > values[:, 6].max() > 50:
-            found["colors"], start = values[:, 4:7], 7
-    while start + 3 <= columns:
-        triple = values[:, start : start + 3]
-        if "normals" not in found and _is_normals(triple):
-            found["normals"] = triple
-        elif "colors" not in found and triple.min() >= 0 and triple.max() <= 255:
-            found["colors"] = triple
-        else:
-            break
-        start += 3
-    if found and start == columns - 1 and _is_whole(values[:, start]):
-        found["labels"] = values[:, start]
-    return Raw(values[:, :3], **found)
+
+def _are_numbers(line: bytes) -> bool:
+    try:
+        return bool([float(word) for word in re.split(rb"[\s,;\"]+", line) if word])
+    except ValueError:
+        return False
+
+
+def _split_names(line: bytes) -> list[str]:
+    separator = rb"[,;]" if b"," in line or b";" in line else rb"\s+"
+    names = [name.strip(b" \t\"'") for name in re.split(separator, line.strip())]
+    return [name.decode("latin-1") for name in names]
+
+
+def _comment_names(text: bytes, lines: int) -> list[str]:
+    """Names from the last comment before the numbers, if it holds x, y and z."""
+    head = b"\n".join(text.split(b"\n", lines)[:lines])
+    comments = re.findall(rb"(?:#|//)[#/ \t]*([^\n]+)", head)
+    names = _split_names(comments[-1]) if comments else []
+    return names if {"x", "y", "z"} <= {name.lower() for name in names} else []
+
+
+def _blank_separated(source: Source, data: bytes) -> bytes:
+    """Put blanks in the place of separators, having made sure that no value is missing."""
+    if b"," in data or b";" in data:
+        missing = re.search(rb"[,;][ \t]*[,;]|\n[ \t]*[,;]", data)
+        if missing:
+            raise source.error(
+                f"a value is missing between separators: {missing[0].strip()!r}",
+                "fill in a number or remove the line",
+            )
+    comma = b"." if b";" in data else b" "
+    return data.translate(bytes.maketrans(b',;\t"', comma + b"   "))
+
+
+def _line_of(data: bytes, row: int) -> int:
+    """The line, from 1, of a row from 0: lines without a number do not count."""
+    for line, content in enumerate(data.split(b"\n"), start=1):
+        row -= bool(content.strip())
+        if row < 0:
+            return line
+    return 0

@@ -1,0 +1,151 @@
+"""What lies in a folder: the data sets that are recognised there, their counts, what is wrong."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from locotrans.data.modelnet import LAYOUTS as MODELNET
+from locotrans.data.parttext import read_lists
+from locotrans.data.registry import load_dataset
+from locotrans.data.roots import Layout, data_root, find_layouts
+from locotrans.data.s3dis import LAYOUT as S3DIS
+from locotrans.data.scanobjectnn import find_scanobjectnn
+from locotrans.data.shapenetpart import LAYOUTS as SHAPENETPART
+
+GENERIC = Layout("", (), ("t*.h5",), "")
+POINTS = (4096, 2048, 1024, 512, 256, 64, 16, 1)
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """One split: how many shapes, points, and shapes of each class."""
+
+    split: str
+    shapes: int
+    points: int
+    classes: dict[str, int]
+    parts: dict[str, int]
+    """Points on each part, or of each class of a scene."""
+    notes: tuple[str, ...]
+
+
+@dataclass
+class SetReport:
+    """One data set, by the name that `load_dataset` takes it with."""
+
+    name: str
+    folder: Path
+    up: str = ""
+    splits: list[SplitReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What was found under a folder."""
+
+    root: Path
+    sets: list[SetReport]
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is wrong; empty if all that was found can be used."""
+        if not self.sets:
+            return [f"nothing is recognised under {self.root}"]
+        return [f"{found.name}: {problem}" for found in self.sets for problem in found.problems]
+
+    def lines(self, *, classes: bool = True) -> list[str]:
+        """Say it in lines of text."""
+        text = []
+        for found in self.sets:
+            up = f", {found.up} up" if found.up else ""
+            text.append(f"{found.name} in {found.folder}{up}")
+            for part in found.splits:
+                occurring = sum(count > 0 for count in part.classes.values())
+                text.append(
+                    f"  {part.split}: {part.shapes:,} shapes of {part.points:,} points, "
+                    f"{occurring} of {len(part.classes)} classes"
+                )
+                if classes:
+                    counts = (f"{name} {count:,}" for name, count in part.classes.items())
+                    text.append("    " + ", ".join(counts))
+                    if part.parts:
+                        counts = (f"{name} {count:,}" for name, count in part.parts.items())
+                        text.append("    points on parts: " + ", ".join(counts))
+                text += [f"    note: {note}" for note in part.notes]
+            text += [f"  problem: {problem}" for problem in found.problems]
+        return text or [f"nothing is recognised under {self.root}"]
+
+
+def check(root: Path | str | None = None) -> Report:
+    """Recognise the data sets under a folder, load each split, and report.
+
+    Args:
+        root: The folder, as for `load_dataset`; folders directly below it are looked into as well.
+    """
+    place = data_root(None if root is None else Path(root))
+    if not place.exists():
+        raise FileNotFoundError(f"{place} does not exist")
+    return Report(place, [_check_set(name, folder) for name, folder in recognise(place)])
+
+
+def recognise(root: Path) -> list[tuple[str, Path]]:
+    """List the data sets under a folder: names for `load_dataset`, and the root to give it."""
+    if root.suffix == ".csv":
+        return [("csv", root)]
+    found = [(f"modelnet40:{la.name}", place) for la, place in find_layouts(root, MODELNET)]
+    found += [(name, root) for name in find_scanobjectnn(root)]
+    found += [(f"shapenetpart:{la.name}", place) for la, place in find_layouts(root, SHAPENETPART)]
+    for _, place in find_layouts(root, (S3DIS,)):
+        names = ["s3dis"] if (place / "rooms_split.json").exists() else []
+        areas = sorted({path.stem.split("_")[1] for path in place.glob("Area_*_*.npy")})
+        if len(areas) > 1:
+            names += [f"s3dis:area{area}" for area in areas]
+        found += [(name, place) for name in names or [f"s3dis:area{areas[0]}"]]
+    taken = {place for _, place in found}
+    for place in (root, *sorted(p for p in root.iterdir() if p.is_dir())):
+        if place not in taken and find_layouts(place, (GENERIC,)):
+            found.append(("hdf5", place))
+        elif place not in taken and place != root and find_layouts(place, SHAPENETPART[1:]):
+            found.append(
+                (f"shapenetpart:{find_layouts(place, SHAPENETPART[1:])[0][0].name}", place)
+            )
+    if not found and list(root.glob("*.csv")):
+        found = [("csv", path) for path in sorted(root.glob("*.csv"))]
+    return found or ([("folder", root)] if any(p.is_dir() for p in root.iterdir()) else [])
+
+
+def _check_set(name: str, folder: Path) -> SetReport:
+    report = SetReport(name, folder)
+    splits = ["train", "test"]
+    if name.startswith("shapenetpart"):
+        splits = ["train", "val", "test"]
+        if not name.endswith("hdf5"):
+            splits = [split for split, shapes in read_lists(folder).items() if shapes]
+    elif name == "hdf5":
+        splits = [split for split in splits if any(folder.glob(f"{split}*.h5"))]
+    for split in splits:
+        try:
+            _check_split(report, split)
+        except (ValueError, OSError, json.JSONDecodeError) as error:
+            report.problems.append(f"{split}: {' '.join(str(error).split())}")
+    return report
+
+
+def _check_split(report: SetReport, split: str) -> None:
+    """Load a split with as many points as its files have, up to 4,096."""
+    for points in POINTS:
+        try:
+            clouds = load_dataset(report.name, split, root=report.folder, points=points)
+            break
+        except ValueError as error:
+            if "ask for fewer" not in str(error) or points == POINTS[-1]:
+                raise
+    report.up = clouds.up
+    count, parts = clouds.points.shape[1], {}
+    if clouds.parts is not None:
+        numbers = clouds.parts.flatten().bincount(minlength=len(clouds.part_names))
+        parts = dict(zip(clouds.part_names, numbers.tolist(), strict=True))
+    report.splits.append(
+        SplitReport(split, len(clouds), count, clouds.class_counts, parts, clouds.notes)
+    )

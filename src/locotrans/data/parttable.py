@@ -1,0 +1,127 @@
+"""Which parts belong to which category."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from locotrans.data.roots import read_lines
+
+SHAPENET = (
+    ("Airplane", "02691156", 4),
+    ("Bag", "02773838", 2),
+    ("Cap", "02954340", 2),
+    ("Car", "02958343", 4),
+    ("Chair", "03001627", 4),
+    ("Earphone", "03261776", 3),
+    ("Guitar", "03467517", 3),
+    ("Knife", "03624134", 2),
+    ("Lamp", "03636649", 4),
+    ("Laptop", "03642806", 2),
+    ("Motorbike", "03790512", 6),
+    ("Mug", "03797390", 2),
+    ("Pistol", "03948459", 3),
+    ("Rocket", "04099429", 3),
+    ("Skateboard", "04225987", 3),
+    ("Table", "04379243", 3),
+)
+"""Category, its number in WordNet, and its parts, in the order of labels and of part numbers."""
+
+
+@dataclass(frozen=True)
+class PartTable:
+    """Categories and the numbers of their parts."""
+
+    categories: tuple[str, ...]
+    synsets: tuple[str, ...]
+    """The folder names of the categories."""
+    parts: tuple[tuple[int, ...], ...]
+    """For each category, the numbers of its parts: number n of the .seg files is entry n - 1."""
+
+    @property
+    def official(self) -> bool:
+        """Whether these are the categories of ShapeNetPart."""
+        return self.synsets == tuple(synset for _, synset, _ in SHAPENET)
+
+    @cached_property
+    def part_names(self) -> tuple[str, ...]:
+        """Names such as "Chair/1", by part number; the releases name no parts, only number them."""
+        count = 1 + max(number for numbers in self.parts for number in numbers)
+        names = [f"part/{number}" for number in range(count)]
+        for category, numbers in zip(self.categories, self.parts, strict=True):
+            for place, number in enumerate(numbers, start=1):
+                names[number] = f"{category}/{place}"
+        return tuple(names)
+
+    @cached_property
+    def allowed(self) -> Bool[Tensor, "categories parts"]:
+        """True where a part belongs to a category."""
+        table = torch.zeros(len(self.categories), len(self.part_names), dtype=torch.bool)
+        for row, numbers in enumerate(self.parts):
+            table[row, list(numbers)] = True
+        return table
+
+    def foreign_notes(self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"]) -> list[str]:
+        """Say how many shapes have points on a part of another category.
+
+        Raises:
+            ValueError: for a number that is no category or no part.
+        """
+        for what, values, size in (
+            ("category", labels, len(self.categories)),
+            ("part", parts, len(self.part_names)),
+        ):
+            low, high = int(values.min()), int(values.max())
+            if low < 0 or high >= size:
+                raise ValueError(f"{what} numbers span {low} to {high}, expected 0 to {size - 1}")
+        foreign = int((~self.allowed[labels[:, None], parts]).any(1).sum())
+        return [f"{foreign:,} shapes have points on parts of another category"] if foreign else []
+
+
+def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:
+    """Read the categories of a release, and find their parts.
+
+    Args:
+        folder: The release.
+        categories_file: Lines of a name and a number, such as "Chair 03001627".
+
+    Returns:
+        None if these are not the categories of ShapeNetPart and no
+        ``catid_partid_to_overallid.json`` tells their parts.
+    """
+    pairs = read_categories(folder / categories_file)
+    if dict(pairs).items() <= {name: synset for name, synset, _ in SHAPENET}.items():
+        pairs = [(name, synset) for name, synset, _ in SHAPENET]
+        starts = [sum(n for *_, n in SHAPENET[:i]) for i in range(len(SHAPENET))]
+        numbers = tuple(
+            tuple(range(start, start + count))
+            for start, (*_, count) in zip(starts, SHAPENET, strict=True)
+        )
+    else:
+        listing = folder / "catid_partid_to_overallid.json"
+        if not listing.exists():
+            return None
+        overall = json.loads(listing.read_text())
+        numbers = tuple(
+            tuple(n for key, n in overall.items() if key.rpartition("_")[0] == synset)
+            for _, synset in pairs
+        )
+    names, synsets = zip(*pairs, strict=True)
+    return PartTable(names, synsets, numbers)
+
+
+def read_categories(path: Path) -> list[tuple[str, str]]:
+    """Read pairs of a category's name and its folder's name."""
+    pairs = []
+    for line in read_lines(path):
+        name, _, synset = line.replace("\t", " ").rpartition(" ")
+        if not name:
+            raise ValueError(f"{path}: expected a name and a number in each line, got {line!r}")
+        pairs.append((name.strip(), synset))
+    if not pairs:
+        raise ValueError(f"{path} names no category")
+    return pairs

@@ -1,0 +1,135 @@
+"""The text layouts of part data: a folder per category, lists of the splits.
+
+"normal": ``<category>/<shape>.txt`` with x y z nx ny nz part. "pts":
+``<category>/points/<shape>.pts`` and ``<category>/points_label/<shape>.seg``, where parts count
+from 1 within their category.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from locotrans.data.parttable import PartTable, read_categories, read_table_of_parts
+from locotrans.data.prepared import (
+    Clouds,
+    Ragged,
+    prepared,
+    read_files,
+    read_table,
+    resample,
+)
+
+Loaded = tuple[Clouds, Tensor, PartTable, tuple[str, ...], list[str]]
+
+
+def load_text(folder: Path, layout: str, splits: Sequence[str], points: int, seed: int) -> Loaded:
+    """Load the shapes of one or more lists; what is listed twice is taken once.
+
+    The whole release is prepared at once, so that every split comes from the same file.
+    """
+    lists = read_lists(folder)
+    known = dict.fromkeys(shape for shapes in lists.values() for shape in shapes)
+    paths = {shape: _path(folder, layout, shape) for shape in known}
+    there = [shape for shape, path in paths.items() if path.exists()]
+    wanted = list(dict.fromkeys(shape for split in splits for shape in lists[split]))
+    place = {shape: row for row, shape in enumerate(there)}
+    rows = [place[shape] for shape in wanted if shape in place]
+    if not rows:
+        raise FileNotFoundError(
+            f"{folder}: the lists of {', '.join(splits)} name {len(wanted)} shapes, and none is "
+            f"there{', for example ' + str(paths[wanted[0]]) if wanted else ''}"
+        )
+    sources = [paths[shape] for shape in there]
+    if layout == "pts":
+        sources += [_labels_path(path) for path in sources]
+    ragged = prepared(f"parts-{layout}", folder, sources, lambda: _read(layout, paths, there))
+    categories = [shape.split("/")[0] for shape in there]
+    table = read_table_of_parts(folder, "synsetoffset2category.txt")
+    if table is None:
+        table = _table_from_files(folder, ragged, categories)
+    labels = torch.tensor([_category(table, folder, categories[row]) for row in rows])
+    clouds = resample(ragged, points, rows=rows, seed=seed)
+    if layout == "pts":
+        clouds = _number_parts(table, labels, clouds, folder)
+    absent = len(wanted) - len(rows)
+    notes = [f"{absent:,} listed shapes are not there"] if absent else []
+    notes += overlap_notes(lists, splits)
+    return clouds, labels, table, tuple(there[row] for row in rows), notes
+
+
+def read_lists(folder: Path) -> dict[str, list[str]]:
+    """Read the official lists as "category/shape", by split."""
+    lists = {}
+    for split in ("train", "val", "test"):
+        path = folder / "train_test_split" / f"shuffled_{split}_file_list.json"
+        try:
+            entries = json.loads(path.read_text())
+            lists[split] = ["/".join(entry.split("/")[-2:]) for entry in entries]
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is missing; unpack the release again") from None
+        except (ValueError, AttributeError, TypeError):
+            raise ValueError(f"{path} must be a JSON list of category/shape") from None
+    return lists
+
+
+def _path(folder: Path, layout: str, shape: str) -> Path:
+    category, _, token = shape.partition("/")
+    if layout == "normal":
+        return folder / category / f"{token}.txt"
+    return folder / category / "points" / f"{token}.pts"
+
+
+def _labels_path(path: Path) -> Path:
+    return path.parents[1] / "points_label" / f"{path.stem}.seg"
+
+
+def _read(layout: str, paths: dict[str, Path], shapes: Sequence[str]) -> Ragged:
+    def read(path: Path) -> Ragged:
+        if layout == "normal":
+            table = read_table(path, 7)
+            return Ragged.of(points=table[:, :3], normals=table[:, 3:6], parts=table[:, 6].round())
+        xyz, parts = read_table(path, 3), read_table(_labels_path(path), 1)[:, 0]
+        if len(xyz) != len(parts):
+            raise ValueError(f"{path} has {len(xyz)} points, its .seg file {len(parts)} labels")
+        return Ragged.of(points=xyz, parts=parts)
+
+    return read_files([paths[shape] for shape in shapes], read)
+
+
+def _category(table: PartTable, folder: Path, synset: str) -> int:
+    if synset not in table.synsets:
+        raise ValueError(f"{folder}/synsetoffset2category.txt does not name category {synset}")
+    return table.synsets.index(synset)
+
+
+def _table_from_files(folder: Path, ragged: Ragged, categories: Sequence[str]) -> PartTable:
+    """Collect the part numbers that occur in each category, for data of one's own."""
+    pairs = read_categories(folder / "synsetoffset2category.txt")
+    found: dict[str, set[int]] = {synset: set() for _, synset in pairs}
+    parts = torch.zeros(0) if ragged.parts is None else ragged.parts
+    for row, synset in enumerate(categories):
+        start, end = ragged.offsets[row : row + 2].tolist()
+        found.setdefault(synset, set()).update(parts[start:end].unique().tolist())
+    names, synsets = zip(*pairs, strict=True)
+    return PartTable(names, synsets, tuple(tuple(sorted(found[synset])) for synset in synsets))
+
+
+def _number_parts(table: PartTable, labels: Tensor, clouds: Clouds, folder: Path) -> Clouds:
+    """Turn part numbers within the category, from 1, into numbers over all categories."""
+    if clouds.parts is None:
+        raise ValueError(f"{folder} has no part labels")
+    sizes = torch.tensor([len(numbers) for numbers in table.parts])
+    if int(clouds.parts.min()) < 1 or bool((clouds.parts > sizes[labels][:, None]).any()):
+        raise ValueError(f"{folder}: a .seg file has a number that is not from 1 to its parts")
+    starts = torch.tensor([min(numbers, default=0) for numbers in table.parts])
+    return Clouds(clouds.points, None, None, clouds.parts - 1 + starts[labels][:, None])
+
+
+def overlap_notes(lists: Mapping[str, Sequence[str]], splits: Sequence[str]) -> list[str]:
+    """Say how many shapes of these splits stand in another one too, as 35 official ones do."""
+    mine = {shape for split in splits for shape in lists[split]}
+    shared = {split: len(mine & set(lists[split])) for split in sorted(lists.keys() - set(splits))}
+    return [f"{count:,} shapes stand in {split} too" for split, count in shared.items() if count]

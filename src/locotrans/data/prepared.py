@@ -1,0 +1,198 @@
+"""Clouds of different sizes, joined end to end; and how they become clouds of one size."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from locotrans.data.cache import cached
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Clouds one after the other: cloud i is the rows from ``offsets[i]`` to ``offsets[i + 1]``."""
+
+    points: Float[Tensor, "n 3"]
+    offsets: Int[Tensor, "s_1"]
+    normals: Float[Tensor, "n 3"] | None = None
+    colors: Float[Tensor, "n 3"] | None = None
+    parts: Int[Tensor, "n"] | None = None
+    """In the smallest type that the files need; `resample` gives long integers."""
+
+    @classmethod
+    def of(
+        cls, points: Any, normals: Any = None, colors: Any = None, parts: Any = None
+    ) -> "Ragged":
+        """Make one of a single cloud of arrays or tensors."""
+        points = torch.as_tensor(points, dtype=torch.float32)
+
+        def vectors(values: Any) -> Tensor | None:
+            return None if values is None else torch.as_tensor(values, dtype=torch.float32)
+
+        ids = None if parts is None else torch.as_tensor(parts, dtype=torch.int32)
+        ends = torch.tensor([0, len(points)])
+        return cls(points, ends, vectors(normals), vectors(colors), ids)
+
+    @classmethod
+    def join(cls, clouds: Sequence["Ragged"]) -> "Ragged":
+        """Put several behind each other; a field that one of them lacks is left out."""
+        sizes = torch.cat([cloud.offsets.diff() for cloud in clouds])
+        joined: dict[str, Tensor] = {}
+        for name in ("points", "normals", "colors", "parts"):
+            values = [getattr(cloud, name) for cloud in clouds]
+            if all(value is not None for value in values):
+                joined[name] = torch.cat(values)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        return cls(offsets=offsets, **joined)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the fields that there are, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class Clouds:
+    """Clouds of one size."""
+
+    points: Float[Tensor, "s m 3"]
+    normals: Float[Tensor, "s m 3"] | None
+    colors: Float[Tensor, "s m 3"] | None
+    parts: Int[Tensor, "s m"] | None
+
+
+def resample(
+    ragged: Ragged,
+    points: int,
+    *,
+    rows: Sequence[int] | None = None,
+    order: Literal["first", "random"] = "random",
+    seed: int = 0,
+) -> Clouds:
+    """Take ``points`` points of each cloud; a smaller cloud repeats some of its own.
+
+    Args:
+        ragged: The clouds.
+        points: Points of each.
+        rows: Which clouds, in which order; all by default.
+        order: "first" takes the first points; "random" draws without replacement, from a stream
+            of the seed and the cloud's place in ``ragged`` alone.
+        seed: Seed of that.
+
+    Degenerate: a cloud of fewer points gives each of them floor or ceil(points / size) times.
+    """
+    chosen = range(len(ragged)) if rows is None else rows
+    starts, sizes = ragged.offsets[:-1].tolist(), ragged.offsets.diff().tolist()
+    if order == "first" and rows is None and points <= min(sizes) == max(sizes):
+        return _cut(ragged, sizes[0], points)
+    index = np.empty((len(chosen), points), np.int64)
+    for place, row in enumerate(chosen):
+        if order == "first":
+            picked = np.arange(min(points, sizes[row]))
+        else:
+            picked = np.random.default_rng([seed, row]).permutation(sizes[row])[:points]
+        index[place] = starts[row] + np.resize(picked, points)
+    flat = torch.from_numpy(index)
+    return Clouds(
+        points=ragged.points[flat],
+        normals=None if ragged.normals is None else ragged.normals[flat],
+        colors=None if ragged.colors is None else ragged.colors[flat],
+        parts=None if ragged.parts is None else ragged.parts[flat].long(),
+    )
+
+
+def _cut(ragged: Ragged, size: int, points: int) -> Clouds:
+    """Take the first points of clouds that have all the same size, without moving the others."""
+
+    def cut(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        return values.unflatten(0, (-1, size))[:, :points]
+
+    parts = None if ragged.parts is None else cut(ragged.parts.long())
+    first = ragged.points.unflatten(0, (-1, size))[:, :points]
+    return Clouds(first, cut(ragged.normals), cut(ragged.colors), parts)
+
+
+def prepared(key: str, folder: Path, sources: Sequence[Path], read: Callable[[], Ragged]) -> Ragged:
+    """Return what ``read`` gives, kept in the prepared cache."""
+    try:
+        return Ragged(**cached(key, folder, sources, lambda: read().tensors()))
+    except FileNotFoundError:
+        absent = [path for path in sources if not path.exists()]
+        if not absent:
+            raise
+        raise FileNotFoundError(
+            f"{len(absent):,} of {len(sources):,} files of {folder} are missing, the first is "
+            f"{absent[0]}; unpack the release again"
+        ) from None
+
+
+def read_files(paths: Sequence[Path], read: Callable[[Path], Ragged]) -> Ragged:
+    """Read files one by one and join them.
+
+    Raises:
+        ValueError: when any cannot be read, with their number and the first three reasons.
+    """
+    clouds, reasons = [], []
+    for path in paths:
+        try:
+            clouds.append(read(path))
+        except (ValueError, OSError) as error:
+            reasons.append(str(error))
+    if reasons:
+        first = "; ".join(reasons[:3])
+        raise ValueError(f"{len(reasons):,} of {len(paths):,} files cannot be read: {first}")
+    return Ragged.join(clouds)
+
+
+def read_table(path: Path, columns: int, rows: int | None = None) -> Float[np.ndarray, "n c"]:
+    """Read a text file of numbers, separated by spaces or commas, with one row a line.
+
+    Args:
+        path: The file.
+        columns: Numbers in a line.
+        rows: Lines to read at most.
+    """
+    text = path.read_text(encoding="latin-1")
+    if rows is not None:
+        text = "\n".join(text.split("\n", rows)[:rows])
+    lines = text.count("\n") + (not text.endswith("\n"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DeprecationWarning)  # older numpy's word for the same
+            values = np.fromstring(text.replace(",", " "), dtype=np.float32, sep=" ")
+    except (ValueError, DeprecationWarning):
+        values = np.empty(0, np.float32)
+    if values.size != lines * columns or values.size == 0:
+        values = _read_slowly(path, text, columns)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{path} holds nan or infinity")
+    return values.reshape(-1, columns)
+
+
+def _read_slowly(path: Path, text: str, columns: int) -> Float[np.ndarray, "..."]:
+    """Read line by line, to allow for blank lines and to name the line that is wrong."""
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            rows.append([float(word) for word in words])
+        except ValueError:
+            raise ValueError(f"{path}, line {number}: not numbers: {line[:40]!r}") from None
+        if len(words) != columns:
+            raise ValueError(f"{path}, line {number}: {len(words)} numbers, expected {columns}")
+    if not rows:
+        raise ValueError(f"{path} is empty")
+    return np.array(rows, np.float32)

@@ -1,0 +1,182 @@
+"""S3DIS: rooms of six areas, 13 classes, cut into blocks of floor.
+
+A block is one cloud of the set: x and y from the block's middle, z from the room's floor, in
+metres. What other sets have as parts is here the class of each point; the label says nothing.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locotrans.data.cache import cached
+from locotrans.data.clouds import CloudSet
+from locotrans.data.registry import register_dataset
+from locotrans.data.roots import Layout, check_split, count_note, find_layout
+
+_NAMES = "ceiling floor wall beam column window door table chair sofa bookcase board clutter"
+CLASSES = tuple(_NAMES.split())
+ROOMS = {1: 44, 2: 40, 3: 23, 4: 49, 5: 68, 6: 48}
+"""Rooms of each area."""
+
+LAYOUT = Layout(
+    "rooms", ("stanford_indoor3d", "s3dis"), ("Area_*_*.npy",), "an array x y z r g b label a room"
+)
+HOME = (
+    "Stanford3dDataset_v1.2_Aligned_Version.zip, on request, from the page of the data set "
+    "(search: Stanford Large-Scale 3D Indoor Spaces); "
+    "locotrans.data.s3dis_raw.prepare_s3dis turns it into the room arrays"
+)
+LEAST = 100
+"""Points below which a block is left out."""
+
+
+@register_dataset("s3dis")
+def load_s3dis(
+    split: str,
+    *,
+    root: Path | None = None,
+    points: int = 4096,
+    shapes: int | None = None,
+    seed: int = 0,
+    variant: str = "",
+    block: float = 1.0,
+    stride: float = 1.0,
+) -> CloudSet:
+    """Load the blocks of the training or of the test rooms.
+
+    Args:
+        split: "train" or "test".
+        root: Folder that holds ``stanford_indoor3d``, or that folder.
+        points: Points of each block; a block of fewer repeats some.
+        shapes: Not used here.
+        seed: Seed of the choice of points.
+        variant: "area5" tests on area 5 and trains on the others, and so on for 1 to 6. Without
+            it the rooms are split by the folder's ``rooms_split.json``.
+        block: Side of a block in metres.
+        stride: Distance of blocks in metres; less than ``block``, of which it must be a fraction
+            1/k, makes them overlap.
+    """
+    check_split("s3dis", split, ("train", "test"))
+    _, folder = find_layout("s3dis", root, (LAYOUT,), "", HOME)
+    ratio = round(block / stride) if stride > 0 and block > 0 else 0
+    if ratio < 1 or abs(ratio * stride - block) > 1e-6 * block:
+        raise ValueError(f"block must be a multiple of stride, got {block} and {stride}")
+    rooms, notes = choose_rooms(folder, split, variant)
+    key = f"s3dis-{variant}-{split}-{points}-{block}-{stride}-{seed}"
+    read = lambda: _read_blocks(rooms, points, block, ratio, seed)  # noqa: E731
+    tensors = cached(key, folder, rooms, read)
+    corners = zip(tensors["room"].tolist(), tensors["corner"].tolist(), strict=True)
+    return CloudSet(
+        name=f"s3dis:{variant}" if variant else "s3dis",
+        split=split,
+        up="z",
+        points=tensors["points"],
+        labels=torch.zeros(len(tensors["points"]), dtype=torch.long),
+        class_names=("room",),
+        parts=tensors["parts"].long(),
+        part_names=CLASSES,
+        colors=tensors["colors"],
+        ids=tuple(f"{rooms[room].stem}@{x:.2f},{y:.2f}" for room, (x, y) in corners),
+        notes=tuple(notes),
+    )
+
+
+def choose_rooms(folder: Path, split: str, variant: str) -> tuple[list[Path], list[str]]:
+    """Return the files of a split's rooms, and notes on what is missing."""
+    files = sorted(folder.glob("Area_*_*.npy"))
+    areas = {path: int(path.stem.split("_")[1]) for path in files}
+    listing = folder / "rooms_split.json"
+    if variant:
+        if variant not in [f"area{n}" for n in ROOMS]:
+            raise ValueError(f"s3dis has the folds area1 to area6, got {variant!r}")
+        test = int(variant.removeprefix("area"))
+        rooms = [path for path in files if (areas[path] == test) == (split == "test")]
+    elif listing.exists():
+        named = json.loads(listing.read_text())[split]
+        rooms = [folder / f"{name}.npy" for name in named]
+        absent = [path for path in rooms if not path.exists()]
+        if absent:
+            raise FileNotFoundError(f"{listing} names {absent[0].name}, which is not there")
+    else:
+        raise ValueError(f"name the test area, such as s3dis:area5: {folder} has no {listing.name}")
+    if not rooms:
+        have = sorted(set(areas.values()))
+        raise FileNotFoundError(f"s3dis:{variant} {split}: {folder} has rooms of areas {have} only")
+    notes = []
+    for area, total in ROOMS.items():
+        count = sum(areas[path] == area for path in (rooms if variant else files))
+        if count or (variant and (area == test) == (split == "test")):
+            notes += count_note(f"rooms of area {area}", count, (total,))
+    return rooms, notes
+
+
+def read_room(path: Path) -> Float[np.ndarray, "n 7"]:
+    """Read the array of a room: x y z in metres, r g b from 0 to 255, label from 0 to 12."""
+    try:
+        room = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a whole array file ({error}); make it again") from None
+    if room.ndim != 2 or room.shape[1] != 7 or len(room) == 0:
+        raise ValueError(f"{path} has shape {room.shape}, expected (points, 7): x y z r g b label")
+    room = room.astype(np.float32, copy=False)
+    if not np.isfinite(room).all():
+        raise ValueError(f"{path} holds nan or infinity")
+    low, high = room[:, 6].min(), room[:, 6].max()
+    if low < 0 or high >= len(CLASSES):
+        raise ValueError(f"{path}: labels span {low:g} to {high:g}, expected 0 to 12")
+    return room
+
+
+def cut_blocks(
+    room: Float[np.ndarray, "n 7"], block: float, ratio: int
+) -> Iterator[tuple[Float[np.ndarray, "2"], np.ndarray]]:
+    """Give the lower corner (x, y) and the rows of each block, by one sort for each shift."""
+    start = room[:, :2].min(0)
+    for shift in np.ndindex(ratio, ratio):
+        origin = start + np.array(shift, np.float32) * block / ratio
+        cell = np.floor((room[:, :2] - origin) / block).astype(np.int64)
+        inside = np.flatnonzero((cell >= 0).all(1))
+        if len(inside) == 0:
+            continue
+        width = cell[inside, 1].max() + 1
+        code = cell[inside, 0] * width + cell[inside, 1]
+        order = np.argsort(code, kind="stable")
+        codes, first = np.unique(code[order], return_index=True)
+        for value, rows in zip(codes, np.split(inside[order], first[1:]), strict=True):
+            corner = origin + block * np.array(divmod(value, width), np.float32)
+            yield corner.astype(np.float32), rows
+
+
+def _read_blocks(
+    rooms: list[Path], points: int, block: float, ratio: int, seed: int
+) -> dict[str, Tensor]:
+    clouds, corners, numbers = [], [], []
+    for number, path in enumerate(rooms):
+        room = read_room(path)
+        floor = room[:, 2].min()
+        rng = np.random.default_rng([seed, zlib.crc32(path.stem.encode())])
+        for corner, rows in cut_blocks(room, block, ratio):
+            if len(rows) < LEAST:
+                continue
+            cloud = room[np.resize(rng.permutation(rows), points)]
+            cloud[:, :2] -= corner + np.float32(block / 2)
+            cloud[:, 2] -= floor
+            clouds.append(cloud)
+            corners.append(corner - room[:, :2].min(0))
+            numbers.append(number)
+    if not clouds:
+        raise ValueError(f"no block of {len(rooms)} rooms has {LEAST} points")
+    joined = torch.from_numpy(np.stack(clouds))
+    return {
+        "points": joined[..., :3].clone(),
+        "colors": joined[..., 3:6] / 255,
+        "parts": joined[..., 6].to(torch.uint8),
+        "corner": torch.from_numpy(np.stack(corners)),
+        "room": torch.tensor(numbers),
+    }

@@ -1,0 +1,99 @@
+"""Rooms and blocks."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from locotrans.data import load_dataset
+from locotrans.data.s3dis import CLASSES, cut_blocks
+from locotrans.data.s3dis_raw import prepare_s3dis
+
+
+def test_folds_and_blocks(exported):
+    root = exported("s3dis", points=512)
+    train = load_dataset("s3dis:area2", "train", root=root, points=128)
+    test = load_dataset("s3dis:area2", "test", root=root, points=128)
+    swapped = load_dataset("s3dis:area1", "test", root=root, points=128)
+    assert swapped.ids == train.ids
+    assert all(name.startswith("Area_2") for name in test.ids)
+    assert train.part_names == CLASSES
+    assert train.points[..., :2].abs().max() <= 0.5 + 1e-5
+    assert train.points[..., 2].min() >= 0
+    assert 0 <= train.colors.min() <= train.colors.max() <= 1
+    assert (train.parts == 1).any(1).all()  # each block has floor
+    assert any("rooms of area 2, where the official release has 40" in note for note in test.notes)
+
+
+def test_blocks_hold_every_point_once_and_overlap_by_stride():
+    rng = np.random.default_rng(0)
+    room = np.zeros((5000, 7), np.float32)
+    room[:, :2] = rng.uniform((-3, 2), (0.5, 4.2), (5000, 2))
+    rows = [rows for _, rows in cut_blocks(room, 1.0, 1)]
+    assert sorted(np.concatenate(rows)) == list(range(5000))
+    for corner, inside in cut_blocks(room, 1.0, 2):
+        offset = room[inside, :2] - corner
+        assert offset.min() > -1e-5
+        assert offset.max() < 1 + 1e-5
+    assert sum(len(inside) for _, inside in cut_blocks(room, 1.0, 2)) > 2.5 * 5000
+
+
+def test_rooms_split_by_list(exported):
+    root = exported("s3dis", points=512)
+    folder = root / "stanford_indoor3d"
+    rooms = sorted(path.stem for path in folder.glob("*.npy"))
+    with pytest.raises(ValueError, match="name the test area, such as s3dis:area5"):
+        load_dataset("s3dis", "test", root=root)
+    (folder / "rooms_split.json").write_text(json.dumps({"train": rooms[2:], "test": rooms[:2]}))
+    test = load_dataset("s3dis", "test", root=root, points=64)
+    assert {name.partition("@")[0] for name in test.ids} == set(rooms[:2])
+
+
+def test_raw_release_gives_the_same_rooms(exported, tmp_path):
+    arrays = exported("s3dis", points=300) / "stanford_indoor3d"
+    raw = exported("s3dis:raw", points=300)
+    broken = raw / "Area_1" / "office_1" / "Annotations" / "floor_1.txt"
+    lines = broken.read_bytes().split(b"\n")
+    lines[3] = lines[3].replace(b" ", b"\x10", 1)  # as in one file of the release
+    broken.write_bytes(b"\n".join(lines))
+    written = prepare_s3dis(raw, tmp_path / "made")
+    assert {path.name for path in written} == {path.name for path in arrays.glob("*.npy")}
+    for path in written:
+        made, given = np.load(path), np.load(arrays / path.name)
+        assert made.shape == given.shape
+        key = lambda room: np.lexsort(np.round(room[:, [0, 1, 2, 6]], 2).T)  # noqa: E731
+        given[:, :3] -= given[:, :3].min(0)
+        assert np.allclose(made[key(made)][:, 6].mean(), given[key(given)][:, 6].mean())
+        assert np.allclose(made[:, :3].max(0), given[:, :3].max(0), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda room: room[:, :6], r"expected \(points, 7\)"),
+        (lambda room: np.where(np.arange(7) == 6, 13, room), "labels span 13 to 13"),
+        (lambda room: room * np.nan, "nan"),
+        (lambda room: np.array([{"a": 1}] * 3), "not a whole array file"),
+    ],
+)
+def test_bad_rooms_are_refused(exported, change, message):
+    root = exported("s3dis", points=128)
+    path = next((root / "stanford_indoor3d").glob("Area_1_*.npy"))
+    np.save(path, change(np.load(path)), allow_pickle=True)
+    with pytest.raises(ValueError, match=message) as error:
+        load_dataset("s3dis:area1", "test", root=root, points=32)
+    assert path.name in str(error.value)
+
+
+def test_settings_of_blocks_are_checked(exported):
+    root = exported("s3dis", points=128)
+    with pytest.raises(ValueError, match="multiple of stride"):
+        load_dataset("s3dis:area1,stride=0.7", "test", root=root)
+    with pytest.raises(ValueError, match="area1 to area6, got 'area7'"):
+        load_dataset("s3dis:area7", "test", root=root)
+    with pytest.raises(FileNotFoundError, match="rooms of areas"):
+        load_dataset("s3dis:area5", "test", root=root)
+    half = load_dataset("s3dis:area1,stride=0.5", "test", root=root, points=32)
+    assert len(half) > len(load_dataset("s3dis:area1", "test", root=root, points=32))
+    assert torch.equal(half.labels, torch.zeros(len(half), dtype=torch.long))
