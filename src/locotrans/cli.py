@@ -5,12 +5,17 @@ bug and shows its traceback. A subcommand imports what it needs when it runs.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+
+# Read when torch is imported. By default its threads wait for each other by spinning, and a step of
+# a second takes a minute on a machine that is busy with something else.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from locotrans import __version__
 from locotrans.data.transforms import RotationProtocol

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +104,9 @@ def predict_files(
         raise ValueError(f"rotations must not be negative, got {rotations}")
     generator = torch.Generator().manual_seed(inference.seed)
     poses = random_rotations(rotations, generator=generator)
-    for samples, clouds in inference.batches(files):
-        answers = iter(zip(*classify(inference.model, clouds, poses), strict=True))
+    ask = partial(classify, inference.model, poses)
+    for samples, parts in inference.run(files, ask):
+        answers = (answer for part in parts for answer in zip(*part, strict=True))
         for sample in samples:
             if sample.error is not None:
                 yield Prediction(sample.path, error=sample.error)
@@ -125,14 +127,12 @@ def predict_files(
 
 @torch.inference_mode()
 def classify(
-    model: nn.Module, clouds: Float[Tensor, "b n 3"], poses: Float[Tensor, "r 3 3"]
+    model: nn.Module, poses: Float[Tensor, "r 3 3"], clouds: Float[Tensor, "b n 3"]
 ) -> tuple[Float[Tensor, "b classes"], Float[Tensor, " b"]]:
     """Return the probabilities, averaged over the poses, and the share of poses that agree.
 
     With no pose the clouds are taken as they are.
     """
-    if len(clouds) == 0:
-        return torch.empty(0, 1), torch.empty(0)
     turned = (
         (rotate(clouds, R.expand(len(clouds), 3, 3)) for R in poses) if len(poses) else [clouds]
     )

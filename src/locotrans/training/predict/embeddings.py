@@ -1,6 +1,7 @@
 """`locotrans embed`: what a network makes of each file, before it classifies."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ def embed(
     with array_file(out) as arrays, follow(inference, len(files)) as tally:
         texts: dict[str, list[str]] = {"paths": [], "failed": [], "reasons": []}
         arrays.texts = texts
-        for samples, clouds in inference.batches(files):
+        ask = partial(_embeddings, inference.model, per_point)
+        for samples, parts in inference.run(files, ask):
             good = [sample for sample in samples if sample.error is None]
             texts["paths"] += [str(sample.path) for sample in good]
             for sample in samples:
@@ -60,15 +62,15 @@ def embed(
                     texts["failed"].append(str(sample.path))
                     texts["reasons"].append(sample.error)
                 tally(sample.error is None)
-            if good:
-                arrays.append({"embeddings": _embeddings(inference.model, clouds, per_point)})
+            for embeddings in parts:
+                arrays.append({"embeddings": embeddings})
             if good and per_point:
                 arrays.append(_places(good))
     return int(bool(texts["failed"]))
 
 
 @torch.inference_mode()
-def _embeddings(model: torch.nn.Module, clouds: Tensor, per_point: bool) -> np.ndarray:
+def _embeddings(model: torch.nn.Module, per_point: bool, clouds: Tensor) -> np.ndarray:
     output = model(clouds)
     values = output.point_features if per_point else output.embedding
     if values is None:

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
     Executor,
@@ -12,9 +12,11 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +25,9 @@ from torch import Tensor, nn
 
 from locotrans.training.predict.samples import Sample, load_sample
 
-FEW = 64  # files for which it does not pay to start other processes
+T = TypeVar("T")
+
+FEW = 256  # files; starting processes takes as long as reading so many
 
 
 @dataclass
@@ -49,10 +53,29 @@ class Inference:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         self.model.to(self.device).eval()
 
-    def batches(
+    def run(
+        self, files: Sequence[Path], function: Callable[[Tensor], T]
+    ) -> Iterator[tuple[list[Sample], list[T]]]:
+        """Yield the files in order, some at a time, and what ``function`` says of their clouds.
+
+        On a CPU a batch is cut into as many parts as torch has threads, and each part is computed
+        by one: threads that share an operation wait for each other, and wait long when other
+        programs (or our own readers) need the cores too.
+
+        Args:
+            files: what to read.
+            function: called with the clouds of a part of a batch, of files that could be read.
+        """
+        on_cpu = torch.device(self.device).type == "cpu"
+        parts = torch.get_num_threads() if on_cpu else 1
+        with single_threads(parts) as pool:
+            for samples, clouds in self._batches(files):
+                chunks = [part for part in clouds.tensor_split(parts) if len(part) > 0]
+                yield samples, list(pool.map(function, chunks))
+
+    def _batches(
         self, files: Sequence[Path]
     ) -> Iterator[tuple[list[Sample], Float[Tensor, "b n 3"]]]:
-        """Yield the files in order, some at a time, and the clouds of those that could be read."""
         workers = count_workers(len(files)) if self.workers is None else self.workers
         ahead = 2 * self.batch_size + 2 * workers
         samples = read_samples(files, self.points, self.seed, workers=workers, ahead=ahead)
@@ -62,6 +85,18 @@ class Inference:
             clouds = [sample.points for sample in batch if sample.points is not None]
             stacked = np.stack(clouds) if clouds else np.empty((0, self.points, 3), np.float32)
             yield batch, torch.from_numpy(stacked).to(self.device, dtype)
+
+
+@contextmanager
+def single_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Run a pool of threads in each of which torch uses no other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that are started from now on inherit it
+    try:
+        with ThreadPoolExecutor(count) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(before)
 
 
 def count_workers(files: int) -> int:
