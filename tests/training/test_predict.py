@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from dying_reader import die_on_plates
 from safetensors import safe_open
 from torch import nn
 
@@ -209,12 +210,6 @@ def test_a_closed_folder_is_reported(folder):
     finally:
         (folder / "a").chmod(stat.S_IRWXU)
     assert "cannot be listed" in rows["a"].error
-
-
-def die_on_plates(path: Path, count: int, seed: int = 0):
-    if "plate" in path.name:
-        os._exit(9)
-    return load_sample(path, count, seed)
 
 
 def test_a_process_that_dies_costs_one_file(folder, monkeypatch):
