@@ -1,10 +1,14 @@
-"""Figures of merit: of a classifier, as fractions in [0, 1], and of its frames.
+"""Figures of merit: of classification and segmentation, as fractions in [0, 1], and of frames.
 
-Predictions may carry leading axes (several poses of each shape); labels are one per shape.
+Predictions may carry leading axes (several poses of each shape); labels are one per shape, or in
+segmentation one per point.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import gather
@@ -57,3 +61,101 @@ def axis_consistency(
     cosines = (gather(frames, neighbors) * frames.unsqueeze(2)).sum(-2)  # (b, n, k, axis)
     itself = frames.square().sum(-2)  # (b, n, axis): 1, or 0 where a frame is degenerate
     return ((cosines.sum(2) - itself) / (neighbors.shape[-1] - 1)).mean((0, 1))
+
+
+def shape_ious(
+    predictions: Int[Tensor, "*poses s n"],
+    parts: Int[Tensor, "s n"],
+    categories: Int[Tensor, " s"],
+    allowed: Bool[Tensor, "categories parts"],
+) -> Float[Tensor, "*poses s"]:
+    """Return the mean intersection over union of each shape, over the parts of its own category.
+
+    The rule of ShapeNetPart: a part that is absent from the shape and from its prediction counts 1.
+
+    Args:
+        predictions: the part of each point.
+        parts: the true part of each point.
+        categories: the category of each shape.
+        allowed: True where a part belongs to a category.
+    """
+    count = allowed.shape[1]
+    parts = parts.expand_as(predictions)
+    both = torch.where(predictions == parts, parts, count)
+    hits, said, true = (_histograms(x, count) for x in (both, predictions, parts))
+    union = said + true - hits
+    iou = torch.where(union > 0, hits / union.clamp_min(1), 1.0)
+    own = allowed[categories].double()
+    return (iou * own).sum(-1) / own.sum(-1)
+
+
+def _histograms(values: Int[Tensor, "*rows n"], count: int) -> Float[Tensor, "*rows c"]:
+    """Count how often each of 0, ..., count - 1 occurs in each row; ``count`` itself is ignored."""
+    out = torch.zeros(*values.shape[:-1], count + 1, dtype=torch.double, device=values.device)
+    ones = torch.ones((), dtype=torch.double, device=values.device).expand(values.shape)
+    return out.scatter_add(-1, values, ones)[..., :count]
+
+
+def part_figures(
+    ious: Float[Tensor, "*poses s"], categories: Int[Tensor, " s"], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return the instance mIoU, the class mIoU and a table, from the IoU of each shape.
+
+    The instance mIoU is the mean over the shapes, the class mIoU the mean over the categories of
+    their shapes' means.
+
+    Degenerate: a category without shapes does not count.
+    """
+    _require_samples(ious)
+    each = ious.double().reshape(-1, ious.shape[-1]).mean(0)
+    table = {
+        name: each[categories == number].mean().item()
+        for number, name in enumerate(names)
+        if bool((categories == number).any())
+    }
+    return {
+        "instance_miou": each.mean().item(),
+        "class_miou": sum(table.values()) / len(table),
+        "categories": table,
+    }
+
+
+def confusion_matrix(
+    predictions: Int[Tensor, "*shape"], labels: Int[Tensor, "*shape"], classes: int
+) -> Int[Tensor, "classes classes"]:
+    """Count points by true class (rows) and predicted class (columns).
+
+    A point with the label -1 is unlabelled and is ignored. Matrices of several scenes add up.
+    """
+    known = labels >= 0
+    pairs = labels[known] * classes + predictions[known]
+    return pairs.bincount(minlength=classes * classes).reshape(classes, classes)
+
+
+def scene_figures(
+    confusion: Int[Tensor, "classes classes"], names: Sequence[str]
+) -> dict[str, Any]:
+    """Return mIoU, overall and class accuracy and a table, from a confusion matrix of points.
+
+    The rule of S3DIS: counts are summed over all scenes before anything is divided.
+
+    Degenerate: a class that no point has and that is nowhere predicted does not count; the class
+        accuracy leaves out every class that no point has.
+    """
+    counts = confusion.double()
+    if counts.sum() == 0:
+        raise ValueError("no labelled point: figures of nothing are not defined")
+    hits, true, said = counts.diagonal(), counts.sum(1), counts.sum(0)
+    union = true + said - hits
+    iou, accuracy = hits / union.clamp_min(1), hits / true.clamp_min(1)
+    table = {
+        name: {"iou": iou[i].item(), "accuracy": accuracy[i].item(), "points": int(true[i])}
+        for i, name in enumerate(names)
+        if union[i] > 0
+    }
+    return {
+        "miou": iou[union > 0].mean().item(),
+        "overall_accuracy": (hits.sum() / counts.sum()).item(),
+        "class_accuracy": accuracy[true > 0].mean().item(),
+        "classes": table,
+    }
