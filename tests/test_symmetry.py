@@ -31,7 +31,7 @@ SMALL = {
     "head_widths": (12, 8),
 }
 SMALL_BASELINE = {"k": 5, "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
-LOCOTRANS = [name for name in list_models() if name.startswith("locotrans")]
+LOCOTRANS = [name for name in list_models("classification") if name.startswith("locotrans")]
 HEADS = ("logits", "invariant", "equivariant", "fused")
 MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 VARIANTS = list(product(get_args(FrameKind), get_args(RelativePose), (True, False), (True, False)))

@@ -89,31 +89,54 @@ def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
     return (x * mask).sum() / mask.sum().clamp_min(1)
 
 
+def point_cross_entropy(
+    logits: Float[Tensor, "b n classes"], labels: Int[Tensor, "b n"], smoothing: float = 0.2
+) -> Float[Tensor, ""]:
+    """Return the mean of `smoothed_cross_entropy` over all points that have a label.
+
+    A label of -1 says that there is none; where no point has one, the loss is 0.
+    """
+    known = labels >= 0
+    classes = logits.shape[-1]
+    spread = smoothing * classes / (classes - 1) if classes > 1 else 0.0
+    total = F.cross_entropy(
+        logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32)),
+        labels.flatten(),
+        ignore_index=-1,
+        label_smoothing=spread,
+        reduction="sum",
+    )
+    return total / known.sum().clamp_min(1)
+
+
 def classification_losses(
     output: Classified,
-    labels: Int[Tensor, "b"],
+    labels: Int[Tensor, "b *n"],
     smoothing: float = 0.2,
     orthogonality_weight: float = 0.1,
     consistency_weight: float = 0.1,
 ) -> LossTerms:
     """Return every term of Eq. 18, and their sum as ``total``.
 
-    A network without the heads of LocoTrans is trained by its combined logits alone.
+    A network without the heads of LocoTrans is trained by its combined logits alone. Labels of
+    points instead of shapes give the losses of segmentation: the cross-entropies are then means
+    over the points (`point_cross_entropy`).
     """
+    cross_entropy = smoothed_cross_entropy if labels.dim() == 1 else point_cross_entropy
     heads = {
         "invariant": output.invariant,
         "equivariant": output.equivariant,
         "fused": output.fused,
     }
     terms = {
-        name: smoothed_cross_entropy(logits, labels, smoothing)
+        name: cross_entropy(logits, labels, smoothing)
         for name, logits in heads.items()
         if logits is not None
     }
     total = (
         torch.stack(list(terms.values())).sum()
         if terms
-        else smoothed_cross_entropy(output.logits, labels, smoothing)
+        else cross_entropy(output.logits, labels, smoothing)
     )
     if output.vectors is not None and output.neighbors is not None:
         terms["orthogonality"] = orthogonality_loss(output.vectors)

@@ -19,7 +19,9 @@ SMALL = {
     "head_widths": (16, 8),
     "dropout": 0.0,
 }
+SEGMENTER = {**SMALL, "k": 2, "head_widths": (16, 16, 8), "categories": 3}
 NETWORKS = {
+    "segmenter": ("locotrans_dgcnn_partseg_light", SEGMENTER),
     "full": ("locotrans_dgcnn", SMALL),
     "light": ("locotrans_dgcnn_light", {**SMALL, "reference_point": True}),
     "coordinates": ("locotrans_dgcnn", {**SMALL, "relative_pose": "coordinates"}),
@@ -40,7 +42,12 @@ def relative(a, b):
     return ((a - b).abs().max() / b.abs().max().clamp_min(1e-6)).item()
 
 
-QUICK = {("full", True), ("light", False), ("dgcnn", True)}  # the rest is slow when interpreted
+QUICK = {
+    ("full", True),
+    ("light", False),
+    ("dgcnn", True),
+    ("segmenter", False),
+}  # the rest is slow when interpreted
 CASES = [
     pytest.param(name, training, marks=[] if (name, training) in QUICK else [pytest.mark.slow])
     for name in NETWORKS
@@ -56,13 +63,17 @@ def test_kernels_change_nothing_but_rounding(name, training, device, monkeypatch
     fused = copy.deepcopy(plain)
     points = torch.randn(2, 13, 3, device=device)
     labels = torch.tensor([0, 3], device=device)
+    given = [points]
+    if name == "segmenter":
+        given.append(torch.tensor([2, 0], device=device))
+        labels = torch.arange(26, device=device).view(2, 13) % 5
     outputs = []
     for model, on in ((plain, False), (fused, True)):
         switch(monkeypatch, on)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-        output = model(points)
+        output = model(*given)
         classification_losses(output, labels).total.backward()
         outputs.append(output)
     assert relative(outputs[1].logits, outputs[0].logits) < 1e-3

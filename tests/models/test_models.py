@@ -1,4 +1,4 @@
-"""Every registered model: its outputs, its gradients, its weights, and what it refuses."""
+"""Every classifier: its outputs, its gradients, its weights, and what it refuses."""
 
 import jaxtyping
 import pytest
@@ -36,7 +36,7 @@ SWITCHES = [
     ]
 ]
 CASES = [
-    *((name, {}) for name in list_models()),
+    *((name, {}) for name in list_models("classification")),
     *(("locotrans_dgcnn", switch) for switch in SWITCHES),
     ("locotrans_dgcnn", {"fusion": False, "reference_point": True, "center": False}),
     ("locotrans_dgcnn_light", {"fusion": True, "reference_point": True}),
@@ -60,8 +60,8 @@ def case(request):
     return name, build(name, **options)
 
 
-def test_every_registered_model_is_tested_here():
-    assert sorted(SMALL) == list_models()
+def test_every_classifier_is_tested_here():
+    assert sorted(SMALL) == list_models("classification")
 
 
 def test_shape_of_every_output(case):
@@ -119,7 +119,7 @@ def test_every_parameter_has_a_finite_gradient(case):
         assert parameter.grad.isfinite().all(), name
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", list_models("classification"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_cloud_of_one_place_among_others_leaves_gradients_finite(name, dtype):
     points = clouds().to(dtype)
@@ -144,7 +144,7 @@ def test_state_dict_round_trip(case, tmp_path):
     assert torch.equal(twin.eval()(points).logits, model.eval()(points).logits)
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", list_models("classification"))
 def test_smallest_inputs(name):
     options = {} if name == "pointnet" else {"k": 1}
     assert build(name, **options).eval()(clouds(1, 1)).logits.isfinite().all()
@@ -180,14 +180,14 @@ def as_a_user():
 
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize("problem", BAD)
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("name", list_models("classification"))
 def test_bad_points(name, problem):
     points, message = BAD[problem]
     with pytest.raises(ValueError, match=message):
         build(name)(points)
 
 
-@pytest.mark.parametrize("name", [name for name in list_models() if name != "pointnet"])
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"pointnet"}))
 def test_fewer_points_than_neighbours(name):
     with pytest.raises(ValueError, match="4 points is too small for k = 5"):
         build(name)(clouds(n=4))

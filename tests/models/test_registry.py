@@ -2,13 +2,28 @@ import jaxtyping
 import pytest
 
 import locotrans
-from locotrans.models import LIGHT, LocoTransConfig, create_model, list_models, model_config
+from locotrans.models import (
+    LIGHT,
+    LocoTransConfig,
+    create_model,
+    list_models,
+    model_config,
+    model_task,
+)
 
 NAMES = ["dgcnn", "locotrans_dgcnn", "locotrans_dgcnn_light", "pointnet", "vn_dgcnn"]
+SEGMENTERS = ["dgcnn_{}", "locotrans_dgcnn_{}", "locotrans_dgcnn_{}_light", "vn_dgcnn_{}"]
 
 
 def test_names():
-    assert list_models() == locotrans.list_models() == NAMES
+    assert list_models("classification") == NAMES
+    assert list_models("parts") == [name.format("partseg") for name in SEGMENTERS]
+    assert list_models("scenes") == [name.format("semseg") for name in SEGMENTERS]
+    assert list_models() == locotrans.list_models()
+    assert len(list_models()) == len(NAMES) + 2 * len(SEGMENTERS)
+    assert {name: model_task(name) for name in list_models("parts")} == dict.fromkeys(
+        list_models("parts"), "parts"
+    )
 
 
 def test_defaults_are_the_papers():
@@ -32,7 +47,7 @@ def test_options_replace_defaults():
 def test_unknown_model(typo, meant):
     with pytest.raises(ValueError, match=f"unknown model '{typo}'") as caught:
         create_model(typo)
-    assert "Known: dgcnn, locotrans_dgcnn, " in str(caught.value)
+    assert "Known: dgcnn, dgcnn_partseg, " in str(caught.value)
     assert (f"did you mean '{meant}'?" in str(caught.value)) == (meant is not None)
 
 
@@ -87,8 +102,14 @@ def as_a_user():
         ("locotrans_dgcnn", "widths", (64, 64), "as many layers"),
         ("locotrans_dgcnn", "widths", (), "widths must be a tuple of integers"),
         ("locotrans_dgcnn", "widths", 64, "widths must be a tuple of integers"),
-        ("locotrans_dgcnn", "head_widths", (512,), "head_widths must hold 2 integers"),
+        ("locotrans_dgcnn", "head_widths", (512,), "head_widths must hold at least 2 integers"),
         ("locotrans_dgcnn_light", "frames", "Symmetric", "frames must be one of"),
+        (
+            "locotrans_dgcnn_partseg",
+            "categories",
+            -1,
+            "categories must be an integer of at least 0",
+        ),
         ("vn_dgcnn", "embedding", 0, "embedding must be an integer of at least 4"),
         ("dgcnn", "k", -1, "k must be an integer of at least 1"),
         ("dgcnn", "widths", (0,), "widths must be integers of at least 1"),

@@ -87,7 +87,7 @@ def test_options_are_read_by_the_types_of_the_model():
         ("k=ten", "k must be int, got 'ten'"),
         ("frames=round", "frames must be"),
         ("widths=8,x", "widths must be"),
-        ("head_widths=8,8,8", "head_widths must be"),
+        ("head_widths=8,half", "head_widths must be"),
     ],
 )
 def test_bad_options_say_what_is_wrong(option, reason):

@@ -1,15 +1,21 @@
 """Whole networks, by name."""
 
 from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
-from locotrans.models.output import ClassifierOutput
-from locotrans.models.registry import create_model, list_models, model_config
+from locotrans.models.output import ClassifierOutput, SegmenterOutput
+from locotrans.models.registry import Task, create_model, list_models, model_config, model_task
+from locotrans.models.segmentation import LocoTransSegmenter, LocoTransSegmenterConfig
 
 __all__ = [
     "LIGHT",
     "ClassifierOutput",
     "LocoTrans",
     "LocoTransConfig",
+    "LocoTransSegmenter",
+    "LocoTransSegmenterConfig",
+    "SegmenterOutput",
+    "Task",
     "create_model",
     "list_models",
     "model_config",
+    "model_task",
 ]

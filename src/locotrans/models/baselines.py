@@ -13,7 +13,7 @@ from locotrans.geometry.vectors import center
 from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
-from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.vn import VNInvariants
 
 
@@ -27,8 +27,8 @@ class DGCNNConfig:
     """Channels of the edge convolutions."""
     embedding: int = 1024
     """Channels of the embedding."""
-    head_widths: tuple[int, int] = (512, 256)
-    """Channels of the two layers of the head."""
+    head_widths: tuple[int, ...] = (512, 256)
+    """Channels of the hidden layers of the head."""
     dropout: float = 0.5
     """Dropout in the head."""
     center: bool = True
@@ -79,9 +79,9 @@ class PointClassifier(nn.Module):
         self.config = config
         self.num_classes = num_classes
         self.backbone = backbone
-        hidden, last = config.head_widths
+        hidden, *widths = config.head_widths
         self.hidden = HeadLayer(2 * backbone.channels, hidden, config.dropout, bias=False)
-        self.head = Head(hidden, last, num_classes, config.dropout)
+        self.head = make_head(hidden, widths, num_classes, config.dropout)
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds."""
@@ -105,9 +105,9 @@ class VNClassifier(nn.Module):
         self.num_classes = num_classes
         self.backbone = VNDGCNN(config.widths, config.embedding, config.k)
         self.invariants = VNInvariants(self.backbone.channels)
-        hidden, last = config.head_widths
+        hidden, *widths = config.head_widths
         self.hidden = HeadLayer(6 * self.backbone.channels, hidden, config.dropout)
-        self.head = Head(hidden, last, num_classes, config.dropout)
+        self.head = make_head(hidden, widths, num_classes, config.dropout)
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds."""

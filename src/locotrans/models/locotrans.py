@@ -22,7 +22,7 @@ from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import EdgeConv, PointLayer, max_mean_pool
 from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.graph import feature_graph
-from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.lcrf import LCRF
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, point_pair_pose
 from locotrans.nn.vn import VNInvariants
@@ -58,8 +58,8 @@ class LocoTransConfig:
     """The invariant branch uses the graphs of the equivariant one, instead of its own."""
     reference_point: bool = False
     """Layer 1 of the invariant branch sees U_r^T p_r too, as Eq. 13 is printed."""
-    head_widths: tuple[int, int] = (512, 256)
-    """Channels of the two layers of every head."""
+    head_widths: tuple[int, ...] = (512, 256)
+    """Channels of the hidden layers of every head; the first is what fusion takes."""
     dropout: float = 0.5
     """Dropout in the heads."""
     center: bool = True
@@ -89,7 +89,7 @@ class EquivariantOutput(NamedTuple):
     """What the equivariant branch gives to the rest of the network."""
 
     features: VNFeatures
-    hidden: Float[Tensor, "b h"]
+    hidden: Float[Tensor, "b *n h"]
     vectors: Float[Tensor, "b n 3 2"] | None
     frames: Float[Tensor, "b n 3 3"]
 
@@ -110,13 +110,30 @@ class EquivariantBranch(nn.Module):
         )
         channels = self.backbone.channels
         self.invariants = VNInvariants(channels)
-        self.hidden = HeadLayer(6 * channels, config.head_widths[0], config.dropout)
+        self.hidden = HeadLayer(self.known_channels(config), config.head_widths[0], config.dropout)
         self.lcrf = None if config.frames == "handcrafted" else LCRF(channels, config.frames)
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> EquivariantOutput:
-        """Return the vectors of every layer, a hidden vector of the shape, and the frames."""
+    def known_channels(self, config: LocoTransConfig) -> int:
+        """Return how many features the hidden layer takes."""
+        return 6 * self.backbone.channels
+
+    def describe(
+        self, features: VNFeatures, shape: Float[Tensor, "b e"] | None
+    ) -> Float[Tensor, "b *n h"]:
+        """Return the hidden vector: here one a shape, of the invariants pooled over the points."""
+        return self.hidden(self.invariants.pool(features.vectors, features.mean))
+
+    def forward(
+        self, points: Float[Tensor, "b n 3"], shape: Float[Tensor, "b e"] | None = None
+    ) -> EquivariantOutput:
+        """Return the vectors of every layer, the hidden vector, and the frames.
+
+        Args:
+            points: the clouds.
+            shape: what else is known of each shape.
+        """
         features = self.backbone(points)
-        hidden = self.hidden(self.invariants.pool(features.vectors, features.mean))
+        hidden = self.describe(features, shape)
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])
             return EquivariantOutput(features, hidden, None, frames)
@@ -142,22 +159,49 @@ class InvariantBranch(nn.Module):
         )
         self.embed = PointLayer(sum(config.widths), config.embedding)
         self.hidden = HeadLayer(
-            2 * config.embedding, config.head_widths[0], config.dropout, bias=False
+            self.known_channels(config), config.head_widths[0], config.dropout, bias=False
         )
 
+    def known_channels(self, config: LocoTransConfig) -> int:
+        """Return how many features the hidden layer takes."""
+        return 2 * config.embedding
+
+    def describe(
+        self,
+        layers: Float[Tensor, "b n d"],
+        embedding: Float[Tensor, "b n c"],
+        shape: Float[Tensor, "b e"] | None,
+    ) -> Float[Tensor, "b *n h"]:
+        """Return the hidden vector: here one a shape, of the embedding pooled over the points."""
+        return self.hidden(max_mean_pool(embedding))
+
     def forward(
-        self, points: Float[Tensor, "b n 3"], equivariant: EquivariantOutput
-    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b h"]]:
-        """Return the features of every point, and a hidden vector of the shape."""
+        self,
+        points: Float[Tensor, "b n 3"],
+        equivariant: EquivariantOutput,
+        shape: Float[Tensor, "b e"] | None = None,
+        start: Float[Tensor, "b n c1"] | None = None,
+    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b *n h"]]:
+        """Return the embedding of every point, and the hidden vector.
+
+        Args:
+            points: the clouds.
+            equivariant: what the other branch says of them.
+            shape: what else is known of each shape.
+            start: what else is known of each point, added to the features of layer 1.
+        """
         graph = equivariant.features.neighbors[0]
         with torch.autocast(points.device.type, enabled=False):
             layers = [self.first(points, graph, equivariant.frames)]
+        if start is not None:
+            layers = [layers[0] + start]
         for i, conv in enumerate(self.convs):
             x = layers[-1]
             neighbors = self._graph(i + 1, x, equivariant)
             layers.append(self._convolve(i, conv, points, x, neighbors, equivariant))
-        x = self.embed(torch.cat(layers, dim=-1))
-        return x, self.hidden(max_mean_pool(x))
+        features = torch.cat(layers, dim=-1)
+        embedding = self.embed(features)
+        return embedding, self.describe(features, embedding, shape)
 
     def _graph(
         self, layer: int, x: Float[Tensor, "b n c"], equivariant: EquivariantOutput
@@ -208,26 +252,40 @@ class LocoTrans(nn.Module):
         evaluation). A reflection changes the answer: the third axis of a frame is a cross product.
     """
 
+    equivariant_type: type[EquivariantBranch] = EquivariantBranch
+    invariant_type: type[InvariantBranch] = InvariantBranch
+
     def __init__(self, num_classes: int, config: LocoTransConfig) -> None:
         super().__init__()
         self.config = config
         self.num_classes = num_classes
-        hidden, last = config.head_widths
-        self.equivariant_branch = EquivariantBranch(config)
-        self.invariant_branch = InvariantBranch(config)
-        self.equivariant_head = Head(hidden, last, num_classes, config.dropout)
-        self.invariant_head = Head(hidden, last, num_classes, config.dropout)
+        hidden, *widths = config.head_widths
+        self.equivariant_branch = self.equivariant_type(config)
+        self.invariant_branch = self.invariant_type(config)
+        self.equivariant_head = make_head(hidden, widths, num_classes, config.dropout)
+        self.invariant_head = make_head(hidden, widths, num_classes, config.dropout)
         self.fusion = AttentionFusion(hidden) if config.fusion else None
-        self.fused_head = Head(hidden, last, num_classes, config.dropout) if config.fusion else None
+        self.fused_head = (
+            make_head(hidden, widths, num_classes, config.dropout) if config.fusion else None
+        )
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
         """Classify clouds; the combined logits are the sum that the paper reports."""
         check_points(points, self.config.k, self)
+        return self.answer(points)
+
+    def answer(
+        self,
+        points: Float[Tensor, "b n 3"],
+        shape: Float[Tensor, "b e"] | None = None,
+        start: Float[Tensor, "b n c1"] | None = None,
+    ) -> ClassifierOutput:
+        """Send clouds, and what else is known of them, through branches, fusion and heads."""
         if self.config.center:
             points = center(points)
         with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32
-            vn = self.equivariant_branch(points)
-        point_features, hidden = self.invariant_branch(points, vn)
+            vn = self.equivariant_branch(points, None if shape is None else shape.to(points.dtype))
+        point_features, hidden = self.invariant_branch(points, vn, shape, start)
         equivariant = self.equivariant_head(vn.hidden)
         invariant = self.invariant_head(hidden)
         fused = None

@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 def check_options(config: Any, at_least: int = 1) -> None:
     """Raise a ValueError that names the option, unless every field of a config makes sense.
 
-    A choice must be one of its choices, a flag a bool, ``dropout`` in [0, 1), ``k`` at least 1, and
-    every other number, a width, at least ``at_least``.
+    A choice must be one of its choices, a flag a bool, ``dropout`` in [0, 1), ``k`` at least 1,
+    ``categories`` at least 0, and every other number, a width, at least ``at_least``.
     """
     hints = get_type_hints(type(config))
     for field in fields(config):
@@ -26,13 +26,15 @@ def check_options(config: Any, at_least: int = 1) -> None:
             if not isinstance(value, int | float) or not 0 <= value < 1:
                 raise ValueError(f"{name} must be a number from 0 to below 1, got {value!r}")
         elif hint is int:
-            _check_widths(name, [value], value, 1 if name == "k" else at_least)
+            _check_widths(name, [value], value, {"k": 1, "categories": 0}.get(name, at_least))
         else:
             sizes = get_args(hint)  # (int, ...) or (int, int)
             if not isinstance(value, tuple) or not value:
                 raise ValueError(f"{name} must be a tuple of integers, got {value!r}")
             if sizes[-1] is not Ellipsis and len(value) != len(sizes):
                 raise ValueError(f"{name} must hold {len(sizes)} integers, got {value!r}")
+            if name == "head_widths" and len(value) < 2:
+                raise ValueError(f"{name} must hold at least 2 integers, got {value!r}")
             _check_widths(name, value, value, at_least)
 
 

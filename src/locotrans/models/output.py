@@ -1,4 +1,4 @@
-"""What every classifier takes and returns."""
+"""What every classifier and every segmenter takes and returns."""
 
 from typing import NamedTuple
 
@@ -28,6 +28,27 @@ class ClassifierOutput(NamedTuple):
     """Features of every point."""
     neighbors: Int[Tensor, "b n k"] | None = None
     """The graph of coordinates, over which frames are to be consistent."""
+
+
+class SegmenterOutput(NamedTuple):
+    """The answer of a segmenter; a field that a variant does not have is None."""
+
+    logits: Float[Tensor, "b n classes"]
+    """The combined logits of every point: the answer."""
+    invariant: Float[Tensor, "b n classes"] | None = None
+    """Logits of the invariant branch."""
+    equivariant: Float[Tensor, "b n classes"] | None = None
+    """Logits of the equivariant branch."""
+    fused: Float[Tensor, "b n classes"] | None = None
+    """Logits of the fusion of both branches."""
+    vectors: Float[Tensor, "b n 3 2"] | None = None
+    """As in `ClassifierOutput`."""
+    frames: Float[Tensor, "b n 3 3"] | None = None
+    """As in `ClassifierOutput`."""
+    point_features: Float[Tensor, "b n c"] | None = None
+    """Features of every point, the last before the heads."""
+    neighbors: Int[Tensor, "b n k"] | None = None
+    """As in `ClassifierOutput`."""
 
 
 def check_points(points: Tensor, k: int, model: nn.Module) -> None:
@@ -72,3 +93,45 @@ def _may_wait(points: Tensor) -> bool:
     if not points.is_cuda:
         return True
     return not torch.is_grad_enabled() and not torch.cuda.is_current_stream_capturing()
+
+
+def check_category(category: Tensor | None, categories: int, points: Tensor) -> None:
+    """Raise a ValueError unless each shape has one of the categories that a network was built for.
+
+    Numbers are looked at where `check_points` looks at values.
+    """
+    if category is None or categories == 0:
+        if categories > 0:
+            raise ValueError(
+                f"the network needs the category of each shape: give category, {len(points)} "
+                f"numbers from 0 to {categories - 1}"
+            )
+        if category is not None:
+            raise ValueError("the network knows no categories: leave category out")
+        return
+    if tuple(category.shape) != (len(points),) or category.is_floating_point():
+        raise ValueError(
+            f"category must hold one whole number for each of the {len(points)} clouds, "
+            f"got {category.dtype} of shape {tuple(category.shape)}"
+        )
+    if _may_wait(points) and not bool(((category >= 0) & (category < categories)).all()):
+        low, high = int(category.min()), int(category.max())
+        raise ValueError(
+            f"unknown category: the numbers span {low} to {high}, "
+            f"the network knows 0 to {categories - 1}"
+        )
+
+
+def check_colors(colors: Tensor | None, wanted: bool, points: Tensor) -> None:
+    """Raise a ValueError unless there are colours exactly where a network was built for them."""
+    if (colors is not None) != wanted:
+        raise ValueError(
+            "the network needs colors, red, green and blue of every point from 0 to 1"
+            if wanted
+            else "the network takes no colors: build it with colors=True, or leave them out"
+        )
+    if colors is not None and colors.shape != points.shape:
+        raise ValueError(
+            f"colors must have the shape of the points, {tuple(points.shape)}, "
+            f"got {tuple(colors.shape)}"
+        )

@@ -1,9 +1,9 @@
-"""Models by name: `create_model`, `list_models`, `model_config`."""
+"""Models by name: `create_model`, `list_models`, `model_config`, `model_task`."""
 
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -16,6 +16,22 @@ from locotrans.models.baselines import (
     build_pointnet,
 )
 from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+from locotrans.models.segmentation import (
+    LIGHT_PARTS,
+    LocoTransSegmenter,
+    LocoTransSegmenterConfig,
+)
+from locotrans.models.segmentation_baselines import (
+    DGCNNSegmenter,
+    DGCNNSegmenterConfig,
+    VNDGCNNSegmenterConfig,
+    VNSegmenter,
+)
+
+Task = Literal["classification", "parts", "scenes"]
+"""A class for a shape, a part of its category for every point, a class for every point."""
+SCENES: dict[str, Any] = {"k": 20, "head_widths": (512, 256), "categories": 0}
+"""What DGCNN's network for scenes has otherwise than that for parts."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +40,7 @@ class Entry:
 
     build: Callable[[int, Any], nn.Module]
     config: Any
+    task: Task = "classification"
 
 
 _MODELS: dict[str, Entry] = {
@@ -33,11 +50,19 @@ _MODELS: dict[str, Entry] = {
     "pointnet": Entry(build_pointnet, PointNetConfig()),
     "vn_dgcnn": Entry(VNClassifier, VNDGCNNConfig()),
 }
+for _name, _build, _config, _suffix in (
+    ("dgcnn", DGCNNSegmenter, DGCNNSegmenterConfig(), ""),
+    ("vn_dgcnn", VNSegmenter, VNDGCNNSegmenterConfig(), ""),
+    ("locotrans_dgcnn", LocoTransSegmenter, LocoTransSegmenterConfig(), ""),
+    ("locotrans_dgcnn", LocoTransSegmenter, LIGHT_PARTS, "_light"),
+):
+    _MODELS[f"{_name}_partseg{_suffix}"] = Entry(_build, _config, "parts")
+    _MODELS[f"{_name}_semseg{_suffix}"] = Entry(_build, replace(_config, **SCENES), "scenes")
 
 
-def list_models() -> list[str]:
-    """Return the names that `create_model` knows."""
-    return sorted(_MODELS)
+def list_models(task: Task | None = None) -> list[str]:
+    """Return the names that `create_model` knows, of all models or of those for a task."""
+    return sorted(name for name, entry in _MODELS.items() if task in (None, entry.task))
 
 
 def model_config(name: str, **overrides: Any) -> Any:
@@ -58,12 +83,18 @@ def model_config(name: str, **overrides: Any) -> Any:
     return replace(config, **overrides)
 
 
+def model_task(name: str) -> Task:
+    """Return what a model does."""
+    model_config(name)
+    return _MODELS[name].task
+
+
 def create_model(name: str, num_classes: int = 40, **config: Any) -> nn.Module:
     """Build a model by name, with fresh weights.
 
     Args:
         name: one of `list_models()`.
-        num_classes: how many classes to tell apart.
+        num_classes: how many classes, or parts of all categories together, to tell apart.
         **config: fields of the model's config to replace, for example ``k=10``.
     """
     if not isinstance(num_classes, int) or num_classes < 1:

@@ -2,7 +2,7 @@
 
 from locotrans.nn.edge import EdgeConv, PointLayer, edge_products, max_mean_pool
 from locotrans.nn.fusion import AttentionFusion
-from locotrans.nn.heads import Head, HeadLayer
+from locotrans.nn.heads import Head, HeadLayer, make_head
 from locotrans.nn.lcrf import LCRF, to_frame
 from locotrans.nn.norm import BatchNorm
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
@@ -32,6 +32,7 @@ __all__ = [
     "VNProjection",
     "edge_products",
     "equivariant_pose",
+    "make_head",
     "max_mean_pool",
     "point_pair_pose",
     "to_frame",

@@ -1,4 +1,6 @@
-"""Classifier heads: -> 512 -> 256 -> classes."""
+"""Heads: -> 512 -> 256 -> classes, for every shape or for every point."""
+
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,9 +21,22 @@ class HeadLayer(nn.Module):
         self.norm = BatchNorm(out_channels)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch d"]:
-        """Map one vector a shape (or a point)."""
-        return self.dropout(F.leaky_relu(self.norm(self.linear(x)), SLOPE))
+    def forward(
+        self, x: Float[Tensor, "*batch c"], shape: Float[Tensor, "b e"] | None = None
+    ) -> Float[Tensor, "*batch d"]:
+        """Map one vector a shape, or a point.
+
+        Args:
+            x: the vectors.
+            shape: features that all points of a cloud share, which count as channels behind those
+                of ``x``; their product is taken once a cloud instead of once a point.
+        """
+        if shape is None:
+            product = self.linear(x)
+        else:
+            own, shared = self.linear.weight.split([x.shape[-1], shape.shape[-1]], dim=1)
+            product = F.linear(x, own) + F.linear(shape, shared, self.linear.bias).unsqueeze(1)
+        return self.dropout(F.leaky_relu(self.norm(product), SLOPE))
 
 
 class Head(nn.Module):
@@ -35,3 +50,14 @@ class Head(nn.Module):
     def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch classes"]:
         """Return the logits."""
         return self.logits(self.hidden(x))
+
+
+def make_head(in_channels: int, widths: Sequence[int], classes: int, dropout: float) -> nn.Module:
+    """Return hidden layers of the given widths, and the logits."""
+    *first, last = widths
+    layers: list[nn.Module] = []
+    for width in first:
+        layers.append(HeadLayer(in_channels, width, dropout))
+        in_channels = width
+    head = Head(in_channels, last, classes, dropout)
+    return nn.Sequential(*layers, head) if layers else head

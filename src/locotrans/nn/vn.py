@@ -211,20 +211,36 @@ class VNInvariants(nn.Module):
         self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
     ) -> Float[Tensor, "*batch e"]:
         """Return the inner products of every point, those with z_1 first."""
-        z = self.projection(v, mean).mT
-        if mean is None:
-            return (z @ v).flatten(-2)
-        return torch.cat([z @ v, z @ mean], dim=-1).flatten(-2)
+        return _inner_products(self.projection(v, mean), v, mean)
 
     def pool(
-        self, v: Float[Tensor, "b n 3 c"], mean: Float[Tensor, "b 1 3 c"] | None = None
+        self,
+        v: Float[Tensor, "b n 3 c"],
+        mean: Float[Tensor, "b 1 3 c"] | None = None,
+        z: Float[Tensor, "b n 3 3"] | None = None,
     ) -> Float[Tensor, "b e"]:
-        """Return the maximum and the mean over the points of the inner products, concatenated."""
+        """Return the maximum and the mean over the points of the inner products, concatenated.
+
+        Args:
+            v: vectors of the points.
+            mean: vectors that all points of a cloud share.
+            z: the three learned vectors of every point (`projection`), where they are known.
+        """
+        z = self.projection(v, mean) if z is None else z
         if not use_kernels(v):
-            return max_mean_pool(self(v, mean))
+            return max_mean_pool(_inner_products(z, v, mean))
         from locotrans.kernels.pool import pool_projections
 
-        z = self.projection(v, mean)
         parts = [v] if mean is None else [v, mean.expand_as(v)]
         pooled = [pool_projections(part, z) for part in parts]  # each (b, 3, c) twice
         return torch.cat([torch.cat(x, dim=-1).flatten(1) for x in zip(*pooled, strict=True)], -1)
+
+
+def _inner_products(
+    z: Float[Tensor, "*batch 3 3"],
+    v: Float[Tensor, "*batch 3 c"],
+    mean: Float[Tensor, "*shape 1 3 c"] | None,
+) -> Float[Tensor, "*batch e"]:
+    if mean is None:
+        return (z.mT @ v).flatten(-2)
+    return torch.cat([z.mT @ v, z.mT @ mean], dim=-1).flatten(-2)
