@@ -12,6 +12,8 @@ from locotrans.pictures import (
     draw_cloud,
     draw_up,
     frames_figure,
+    label_colors,
+    labels_figure,
     new_figure,
     poses_figure,
     save_figure,
@@ -144,3 +146,24 @@ def test_a_failed_save_keeps_the_earlier_picture(tmp_path, monkeypatch, cloud):
         save_figure(figure, path)
     assert path.read_bytes() == b"earlier"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_labelled_clouds_have_the_colours_of_their_labels(tmp_path):
+    points = torch.rand(40, 3)
+    labels = torch.arange(40) % 3
+    labels[0] = -1  # unlabelled: grey
+    names = ("seat", "back", "legs", "arm")
+    figure = labels_figure([[points, points]], [[labels, labels]], names, ["truth", "answer"])
+    assert [text.get_text() for text in figure.texts] == [f"\u25cf {n}" for n in names[:3]]
+    shown = torch.from_numpy(figure.axes[0].collections[0].get_facecolors()[:, :3]).float()
+    wanted = torch.cat([label_colors(4)[:3], torch.full((1, 3), 0.85)])
+    torch.testing.assert_close(shown.unique(dim=0), wanted.unique(dim=0), atol=1e-3, rtol=0)
+    save_figure(figure, tmp_path / "labels.png")
+    assert (tmp_path / "labels.png").stat().st_size > 1000
+
+
+def test_label_colours_differ():
+    colors = label_colors(50)
+    apart = torch.cdist(colors, colors) + 10 * torch.eye(50)
+    assert apart.min() > 0.02
+    assert apart[:13, :13].min() > 0.2

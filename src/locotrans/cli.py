@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "demo": demo,
             "train": train_command(arguments),
             "eval": evaluate,
+            "segment": segment,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -50,12 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 args=arguments[1:],
             )
             return
-        tyro.extras.subcommand_cli_from_dict(
+        status = tyro.extras.subcommand_cli_from_dict(
             commands,
             prog="locotrans",
             description="Rotation-invariant point-cloud learning: LocoTrans and its baselines.",
             args=arguments,
         )
+        if status:
+            sys.exit(status)
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -162,6 +165,58 @@ def evaluate(
     if json is not None:
         facts = {"weights": str(path), "training": metadata, "environment": environment(place)}
         write_json(json, {**result, "model": metadata["model"], **facts})
+
+
+def segment(
+    paths: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    weights: Path,
+    out: Path = Path("segments"),
+    format: Literal["ply", "npz", "las"] = "ply",
+    category: str | None = None,
+    radius: float | None = None,
+    points: int | None = None,
+    turns: int = 2,
+    picture: bool = False,
+    seed: int = 0,
+    batch_size: int = 8,
+    device: str = "auto",
+) -> int:
+    """Label every point of files of any size: parts of shapes, or classes in scenes.
+
+    Each file gives a labelled cloud, in its own order and units, in the folder of `--out`, with a
+    list, segments.json. The exit status is 1 if some files could not be read.
+
+    Args:
+        paths: Files or folders (searched at any depth); any mix of formats and sizes.
+        weights: Run folder of `train`, or a .safetensors file, of a network that segments.
+        out: Folder for the labelled clouds.
+        format: ply (label, confidence, colour of the label), npz, or las (with the extra las).
+        category: Category of the shapes, for parts; by default the name of each file's folder.
+        radius: Radius of the spheres that a scene is cut into; by default as in training.
+        points: Points of a block; by default as in training.
+        turns: Spheres that every point of a scene is in, at least; their votes are added.
+        picture: Write a picture of each file, too.
+        seed: Seed of the choice of points.
+        batch_size: Blocks at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.training.segment import segment as run
+
+    return run(
+        paths,
+        weights_file(weights),
+        out,
+        form=format,
+        category=category,
+        radius=radius,
+        points=points,
+        turns=turns,
+        picture=picture,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+    )
 
 
 def data_commands() -> None:

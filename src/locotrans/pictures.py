@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry import axis_rotation
@@ -119,6 +119,73 @@ def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | Non
     frame = axes.transAxes
     axes.annotate("", tip, corner, xycoords=frame, textcoords=frame, arrowprops=style)
     axes.text(0.11, -0.02, "up", color="#1f77b4", fontsize=8, ha="center", transform=frame)
+
+
+def label_colors(count: int) -> Float[Tensor, "count 3"]:
+    """Return colours for labels 0, 1, ...: neighbours differ in hue, and in three levels of light."""
+    from matplotlib.colors import hsv_to_rgb
+
+    number = torch.arange(count, dtype=torch.float64)
+    hue = (0.58 + 0.618034 * number) % 1  # the golden ratio: no two of the first dozens are near
+    level = number.remainder(3)
+    color = torch.stack([hue, torch.full_like(hue, 0.8), 0.95 - 0.2 * level], dim=-1)
+    return torch.from_numpy(hsv_to_rgb(color.numpy())).float()
+
+
+def draw_labels(
+    axes: Axes,
+    points: Float[Tensor, "n 3"],
+    labels: Int[Tensor, "n"],
+    count: int,
+    view: Float[Tensor, "3 3"] | None = None,
+    size: float = 6.0,
+) -> None:
+    """Draw the points of a cloud in the colours of their labels, the nearest on top."""
+    seen = (points @ (view_rotation() if view is None else view).mT).cpu()
+    order = seen[:, 2].argsort()
+    seen, known = seen[order], labels.cpu()[order]
+    colors = label_colors(count)[known.clamp_min(0)]
+    colors[known < 0] = 0.85  # unlabelled
+    axes.scatter(seen[:, 0], seen[:, 1], s=size, c=colors.numpy(), linewidths=0)
+
+
+def labels_figure(
+    clouds: Sequence[Sequence[Float[Tensor, "n 3"]]],
+    labels: Sequence[Sequence[Int[Tensor, "n"]]],
+    names: Sequence[str],
+    titles: Sequence[str] = (),
+) -> Figure:
+    """Draw labelled clouds in a grid: a row for each shape, a column for each answer (Fig. 4).
+
+    Args:
+        clouds: for each row, the clouds.
+        labels: and the labels of their points.
+        names: of the labels; those that occur are explained below.
+        titles: of the columns.
+    """
+    columns = len(clouds[0])
+    side = max(2.3, 5.0 / columns)
+    figure, panels = new_figure(len(clouds), columns, side, side, above=0.3, below=0.05)
+    pairs = [pair for row in zip(clouds, labels, strict=True) for pair in zip(*row, strict=True)]
+    for number, (axes, (points, known)) in enumerate(zip(panels, pairs, strict=True)):
+        draw_labels(axes, points, known, len(names))
+        axes.margins(0.05)
+        if titles and number < columns:
+            axes.set_title(titles[number], fontsize=10, color=INK)
+    occurring = sorted({x for _, known in pairs for x in known.unique().tolist() if x >= 0})
+    _explain(figure, {names[x]: label_colors(len(names))[x].tolist() for x in occurring})
+    return figure
+
+
+def _explain(figure: Figure, colors: Mapping[str, Sequence[float]]) -> None:
+    """Write names in their colours across the top of a figure."""
+    columns = max(1, int(figure.get_figwidth() // 1.6))
+    step = min(0.16, 0.5 / max(1, -(-len(colors) // columns)))  # inches between lines
+    for place, (name, color) in enumerate(colors.items()):
+        line, column = divmod(place, columns)
+        x, y = (column + 0.1) / columns, 1 - step * (line + 0.8) / figure.get_figheight()
+        size = min(8.0, 58 * step)
+        figure.text(x, y, f"\u25cf {name}", fontsize=size, va="center", color=color)
 
 
 def frames_figure(

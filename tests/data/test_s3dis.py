@@ -39,6 +39,23 @@ def test_blocks_hold_every_point_once_and_overlap_by_stride():
     assert sum(len(inside) for _, inside in cut_blocks(room, 1.0, 2)) > 2.5 * 5000
 
 
+def test_spheres_hold_every_point_and_unlabelled_points_stay(exported):
+    root = exported("s3dis", points=512)
+    path = next((root / "stanford_indoor3d").glob("Area_2*.npy"))
+    room = np.load(path)
+    room[::7, 6] = -1
+    np.save(path, room)
+    test = load_dataset("s3dis:area2,sphere=0.8", "test", root=root, points=256)
+    assert test.name == "s3dis:area2,sphere=0.8"
+    assert test.points.norm(dim=-1).max() <= 0.8 + 1e-4
+    assert test.parts.min() == -1
+    mine = [i for i, name in enumerate(test.ids) if name.startswith(path.stem)]
+    assert len(test.points[mine].flatten(0, 1).unique(dim=0)) >= 1000
+    assert sum((test.parts[i] == -1).sum() for i in mine) > 0
+    with pytest.raises(ValueError, match="sphere must not be negative"):
+        load_dataset("s3dis:area2,sphere=-1", "test", root=root)
+
+
 def test_rooms_split_by_list(exported):
     root = exported("s3dis", points=512)
     folder = root / "stanford_indoor3d"

@@ -144,7 +144,8 @@ def _check_split(report: SetReport, split: str) -> None:
     report.up = clouds.up
     count, parts = clouds.points.shape[1], {}
     if clouds.parts is not None:
-        numbers = clouds.parts.flatten().bincount(minlength=len(clouds.part_names))
+        known = clouds.parts[clouds.parts >= 0]
+        numbers = known.bincount(minlength=len(clouds.part_names))
         parts = dict(zip(clouds.part_names, numbers.tolist(), strict=True))
     report.splits.append(
         SplitReport(split, len(clouds), count, clouds.class_counts, parts, clouds.notes)

@@ -29,9 +29,10 @@ class CloudSet:
     normals: Float[Tensor, "s m 3"] | None = None
     """Unit normals that point out of the solid."""
     parts: Int[Tensor, "s m"] | None = None
-    """The part that each point lies on, as an index into ``part_names``."""
+    """The part that each point lies on, as an index into ``part_names``; -1 where none is known."""
     part_names: tuple[str, ...] = ()
-    """One name for each part of each class, such as "chair/legs"."""
+    """One name for each part of each class, such as "chair/legs"; a name without a slash, such as
+    "floor", is a part of every class."""
     colors: Float[Tensor, "s m 3"] | None = None
     """Red, green and blue from 0 to 1."""
     masks: Bool[Tensor, "s m"] | None = None
@@ -56,7 +57,8 @@ class CloudSet:
                     f"but points are {tuple(self.points.shape)}"
                 )
         if self.parts is not None:
-            _check_ids(f"{where}: parts", self.parts, (shapes, size), self.part_names, "part_names")
+            form, names = (shapes, size), self.part_names
+            _check_ids(f"{where}: parts", self.parts, form, names, "part_names", least=-1)
         if self.colors is not None:
             _check_cloud(f"{where}: colors", self.colors)
         for what, field, shape in (
@@ -81,6 +83,11 @@ class CloudSet:
         """How many shapes of each class there are, in the order of the labels."""
         counts = self.labels.bincount(minlength=self.num_classes).tolist()
         return dict(zip(self.class_names, counts, strict=True))
+
+    @property
+    def allowed_parts(self) -> Bool[Tensor, "classes parts"]:
+        """True where a part belongs to a class, by its name."""
+        return allowed_parts(self.class_names, self.part_names)
 
     @cached_property
     def checksum(self) -> str:
@@ -136,6 +143,15 @@ class CloudSet:
         )
 
 
+def allowed_parts(
+    class_names: Sequence[str], part_names: Sequence[str]
+) -> Bool[Tensor, "classes parts"]:
+    """Return where a part belongs to a class: "chair/legs" to "chair", "floor" to every one."""
+    owners = [name.partition("/")[0] if "/" in name else None for name in part_names]
+    rows = [[owner in (None, name) for owner in owners] for name in class_names]
+    return torch.tensor(rows, dtype=torch.bool)
+
+
 def _check_cloud(what: str, cloud: Tensor) -> None:
     if cloud.ndim != 3 or cloud.shape[-1] != 3:
         raise ValueError(f"{what} must be (shapes, points, 3), got {tuple(cloud.shape)}")
@@ -152,7 +168,12 @@ def _check_cloud(what: str, cloud: Tensor) -> None:
 
 
 def _check_ids(
-    what: str, ids: Tensor, shape: tuple[int, ...], names: tuple[str, ...], names_field: str
+    what: str,
+    ids: Tensor,
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    names_field: str,
+    least: int = 0,
 ) -> None:
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(f"{what} must be integers, got {ids.dtype}")
@@ -161,5 +182,5 @@ def _check_ids(
     if len(set(names)) != len(names):
         raise ValueError(f"{what}: {names_field} repeats a name")
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= len(names):
+    if low < least or high >= len(names):
         raise ValueError(f"{what} span {low} to {high}, but {names_field} has {len(names)} names")

@@ -1,7 +1,8 @@
-"""S3DIS: rooms of six areas, 13 classes, cut into blocks of floor.
+"""S3DIS: rooms of six areas, 13 classes, cut into blocks of floor or into spheres.
 
 A block is one cloud of the set: x and y from the block's middle, z from the room's floor, in
-metres. What other sets have as parts is here the class of each point; the label says nothing.
+metres; a sphere is taken from its middle. What other sets have as parts is here the class of each
+point (-1 where it has none); the label says nothing.
 """
 
 import json
@@ -18,6 +19,7 @@ from locotrans.data.cache import cached
 from locotrans.data.clouds import CloudSet
 from locotrans.data.registry import register_dataset
 from locotrans.data.roots import Layout, check_split, count_note, find_layout
+from locotrans.data.spheres import cover
 
 _NAMES = "ceiling floor wall beam column window door table chair sofa bookcase board clutter"
 CLASSES = tuple(_NAMES.split())
@@ -47,8 +49,9 @@ def load_s3dis(
     variant: str = "",
     block: float = 1.0,
     stride: float = 1.0,
+    sphere: float = 0.0,
 ) -> CloudSet:
-    """Load the blocks of the training or of the test rooms.
+    """Load the blocks, or the spheres, of the training or of the test rooms.
 
     Args:
         split: "train" or "test".
@@ -61,15 +64,25 @@ def load_s3dis(
         block: Side of a block in metres.
         stride: Distance of blocks in metres; less than ``block``, of which it must be a fraction
             1/k, makes them overlap.
+        sphere: Radius in metres: instead of blocks of floor, spheres that together hold every point
+            of the room, and do not depend on how it is turned; 0 gives blocks.
     """
     check_split("s3dis", split, ("train", "test"))
     _, folder = find_layout("s3dis", root, (LAYOUT,), "", HOME)
     ratio = round(block / stride) if stride > 0 and block > 0 else 0
     if ratio < 1 or abs(ratio * stride - block) > 1e-6 * block:
         raise ValueError(f"block must be a multiple of stride, got {block} and {stride}")
+    if sphere < 0:
+        raise ValueError(f"sphere must not be negative, got {sphere}")
     rooms, notes = choose_rooms(folder, split, variant)
-    key = f"s3dis-{variant}-{split}-{points}-{block}-{stride}-{seed}"
-    read = lambda: _read_blocks(rooms, points, block, ratio, seed)  # noqa: E731
+    cut = f"sphere{sphere}" if sphere else f"{block}-{stride}"
+    key = f"s3dis-{variant}-{split}-{points}-{cut}-{seed}"
+
+    def read() -> dict[str, Tensor]:
+        if sphere:
+            return _read_spheres(rooms, points, sphere, seed)
+        return _read_blocks(rooms, points, block, ratio, seed)
+
     tensors = cached(key, folder, rooms, read)
     corners = zip(tensors["room"].tolist(), tensors["corner"].tolist(), strict=True)
     return CloudSet(
@@ -117,7 +130,7 @@ def choose_rooms(folder: Path, split: str, variant: str) -> tuple[list[Path], li
 
 
 def read_room(path: Path) -> Float[np.ndarray, "n 7"]:
-    """Read the array of a room: x y z in metres, r g b from 0 to 255, label from 0 to 12."""
+    """Read the array of a room: x y z in metres, r g b from 0 to 255, label from 0 to 12 or -1."""
     try:
         room = np.load(path, allow_pickle=False)
     except (ValueError, EOFError) as error:
@@ -128,8 +141,10 @@ def read_room(path: Path) -> Float[np.ndarray, "n 7"]:
     if not np.isfinite(room).all():
         raise ValueError(f"{path} holds nan or infinity")
     low, high = room[:, 6].min(), room[:, 6].max()
-    if low < 0 or high >= len(CLASSES):
-        raise ValueError(f"{path}: labels span {low:g} to {high:g}, expected 0 to 12")
+    if low < -1 or high >= len(CLASSES):
+        raise ValueError(
+            f"{path}: labels span {low:g} to {high:g}, expected 0 to 12, or -1 for none"
+        )
     return room
 
 
@@ -172,11 +187,31 @@ def _read_blocks(
             numbers.append(number)
     if not clouds:
         raise ValueError(f"no block of {len(rooms)} rooms has {LEAST} points")
+    return _tensors(clouds, corners, numbers)
+
+
+def _read_spheres(rooms: list[Path], points: int, radius: float, seed: int) -> dict[str, Tensor]:
+    clouds, corners, numbers = [], [], []
+    for number, path in enumerate(rooms):
+        room = read_room(path)
+        xyz = room[:, :3].astype(np.float64)
+        for block in cover(xyz, radius, points, least=min(LEAST, len(room)), seed=seed):
+            cloud = room[np.resize(block.rows, points)]
+            cloud[:, :3] = xyz[np.resize(block.rows, points)] - xyz[block.center]
+            clouds.append(cloud)
+            corners.append((xyz[block.center] - xyz.min(0))[:2].astype(np.float32))
+            numbers.append(number)
+    return _tensors(clouds, corners, numbers)
+
+
+def _tensors(
+    clouds: list[np.ndarray], corners: list[np.ndarray], numbers: list[int]
+) -> dict[str, Tensor]:
     joined = torch.from_numpy(np.stack(clouds))
     return {
         "points": joined[..., :3].clone(),
         "colors": joined[..., 3:6] / 255,
-        "parts": joined[..., 6].to(torch.uint8),
+        "parts": joined[..., 6].to(torch.int8),
         "corner": torch.from_numpy(np.stack(corners)),
         "room": torch.tensor(numbers),
     }

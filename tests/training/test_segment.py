@@ -1,0 +1,231 @@
+"""Clouds of any size through a segmenter, and the files that come out."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from locotrans.data import load_dataset
+from locotrans.data.export_parts import make_rooms
+from locotrans.data.readers import read_cloud
+from locotrans.data.s3dis import CLASSES
+from locotrans.geometry import random_rotations
+from locotrans.models import create_model
+from locotrans.training.checkpoint import write_tensors
+from locotrans.training.config import to_json
+from locotrans.training.segment import load_segmenter, segment, segment_scene, segment_shape
+
+SMALL = {"k": 8, "widths": (16, 16), "embedding": 32, "head_widths": (16, 8)}
+VECTORS = {"vector_widths": (6, 6), "vector_embedding": 12}
+CATEGORIES = ("chair", "table")
+PARTS = ("chair/seat", "chair/legs", "table/board", "table/legs")
+
+
+def write_weights(path, name, names, class_names, points=64, radius=0.8, **options):
+    torch.manual_seed(0)
+    small = {**SMALL, **(VECTORS if name.startswith("locotrans") else {}), **options}
+    model = create_model(name, len(names), **small)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=2 * module.in_features**-0.5)
+    metadata = {
+        "model": name,
+        "config": to_json(model.config),
+        "num_classes": len(names),
+        "class_names": class_names,
+        "part_names": names,
+        "points": points,
+        "radius": radius,
+    }
+    write_tensors(path, model.state_dict(), metadata)
+    return path
+
+
+@pytest.fixture(scope="module")
+def room():
+    """A room of the built-in shapes: coordinates, and colours from 0 to 1."""
+    shapes = load_dataset("builtin", "test", points=256, shapes=6)
+    (objects,) = make_rooms({"test": shapes}).values()
+    rows = np.concatenate([table for _, table in objects])
+    chosen = np.random.default_rng(0).permutation(len(rows))[:1500]
+    return rows[chosen, :3], (rows[chosen, 3:] / 255).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def parts_weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "parts.safetensors"
+    return write_weights(path, "locotrans_dgcnn_partseg_light", PARTS, CATEGORIES, categories=2)
+
+
+@pytest.fixture(scope="module")
+def scene_weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "scenes.safetensors"
+    return write_weights(path, "locotrans_dgcnn_semseg_light", CLASSES, ("room",), colors=True)
+
+
+def agreement(network, points, colors=None, seed=1):
+    R = random_rotations(generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    there = (points @ R.numpy().T + [3.0, -2.0, 30.0]).astype(np.float32)
+    labels = [network.segment(x, colors).argmax(1) for x in (points.astype(np.float32), there)]
+    assert len(np.unique(labels[0])) > 2  # not the same answer everywhere
+    return (labels[0] == labels[1]).mean()
+
+
+def test_a_turned_room_keeps_its_labels(room, scene_weights, tmp_path):
+    assert agreement(load_segmenter(scene_weights), *room) >= 0.99
+    plain = write_weights(tmp_path / "plain.safetensors", "dgcnn_semseg", CLASSES, ("room",))
+    assert agreement(load_segmenter(plain), room[0]) < 0.95  # so can the check fail
+
+
+def test_votes_of_all_blocks_come_back_to_their_points(room):
+    points = room[0]
+    seen = []
+
+    def ask(blocks, tints):
+        """Answer by the height above the middle of the block, which any block tells as well."""
+        assert tints is None
+        assert blocks.shape[1:] == (100, 3)
+        high = (blocks[..., 2] > 0).float()
+        return torch.stack([high, 1 - high], dim=-1)
+
+    shares = segment_scene(
+        ask, points, radius=0.5, size=100, least=8, turns=2, report=lambda *x: seen.append(x)
+    )
+    assert shares.shape == (1500, 2)
+    np.testing.assert_allclose(shares.sum(1), 1, atol=1e-5)
+    assert seen[-1] == (3000, 3000)
+    low, high = points[:, 2] < 0.02, points[:, 2] > 0.6
+    assert shares[high, 0].mean() > shares[low, 0].mean() + 0.2
+
+
+def test_a_vote_counts_less_at_the_edge(monkeypatch):
+    points = np.random.default_rng(0).uniform(-1, 1, (400, 3))
+
+    def ask(blocks, tints):
+        far = (blocks.norm(dim=-1) > 0.35).float()
+        return torch.stack([far, 1 - far], dim=-1)
+
+    shares = segment_scene(ask, points, radius=0.7, size=400, least=8, turns=3)
+    monkeypatch.setattr("locotrans.training.segment.scenes.EDGE", 1e6)  # all count the same
+    even = segment_scene(ask, points, radius=0.7, size=400, least=8, turns=3)
+    assert shares[:, 0].mean() < even[:, 0].mean() - 0.03
+    mixed = (shares[:, 0] > 0) & (shares[:, 0] < 1)  # those that were near a middle and far away
+    assert (shares[mixed, 0] < even[mixed, 0]).all()
+
+
+def test_every_point_of_a_shape_is_asked_once_and_the_rest_filled_up():
+    points = np.random.default_rng(0).normal(size=(250, 3)) * 40 + 1000
+    asked = []
+
+    def ask(blocks, tints):
+        asked.append(len(blocks) * blocks.shape[1])
+        assert blocks.norm(dim=-1).max() <= 1 + 1e-5
+        up = (blocks[..., 2] > 0).float()
+        return torch.stack([up, 1 - up], dim=-1)
+
+    shares = segment_shape(ask, points, size=100, least=8, batch_size=2)
+    assert sum(asked) == 300
+    expected = points[:, 2] > points[:, 2].mean()
+    assert ((shares[:, 0] > 0.5) == expected).mean() > 0.99
+
+
+def test_too_few_points_and_no_extent():
+    def ask(blocks, tints):
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="scene of 5 points is too small: a block needs at"):
+        segment_scene(ask, np.zeros((5, 3)), radius=1.0, size=10, least=8)
+    with pytest.raises(ValueError, match="shape of 5 points is too small: the network needs 8"):
+        segment_shape(ask, np.zeros((5, 3)), size=10, least=8)
+    with pytest.raises(ValueError, match="its 9 points are all the same"):
+        segment_shape(ask, np.ones((9, 3)), size=10, least=8)
+
+
+def test_a_room_with_fewer_points_than_a_block(scene_weights):
+    network = load_segmenter(scene_weights)
+    points = np.random.default_rng(0).uniform(size=(20, 3)).astype(np.float32)
+    assert network.segment(points, np.ones_like(points)).shape == (20, len(CLASSES))
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    """Two folders of shapes, a folder of an unknown category, and a damaged file."""
+    clouds = load_dataset("builtin", "test", points=150, shapes=4).points.numpy() * 3 + 50
+    root = tmp_path / "shapes"
+    for name, cloud in zip(("chair", "table", "ufo"), clouds, strict=False):
+        (root / name).mkdir(parents=True)
+        np.savetxt(root / name / "one.xyz", cloud, fmt="%.6f")
+    (root / "chair" / "broken.ply").write_bytes(b"ply\nnothing")
+    return root
+
+
+def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    status = segment([shapes], parts_weights, out, picture=True)
+    assert status == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert sum(": error: " in line for line in lines) == 2
+    assert any("its category is not known: name it (--category)" in line for line in lines)
+    labelled, original = read_cloud(out / "chair/one.ply"), read_cloud(shapes / "chair/one.xyz")
+    torch.testing.assert_close(labelled.points, original.points, atol=1e-4, rtol=0)
+    assert set(labelled.labels.unique().tolist()) <= {0, 1}  # parts of a chair alone
+    assert labelled.colors is not None
+    assert (out / "chair/one.png").stat().st_size > 1000
+    assert set(read_cloud(out / "table/one.ply").labels.unique().tolist()) <= {2, 3}
+    listing = json.loads((out / "segments.json").read_text())
+    assert listing["names"] == list(PARTS)
+    row = next(row for row in listing["files"] if row["category"] == "table")
+    assert sum(row["labels"].values()) == row["points"] == 150
+    assert segment([shapes], parts_weights, shapes / "again") == 1
+    assert segment([shapes], parts_weights, shapes / "again") == 1  # does not read its results
+    assert len(json.loads((shapes / "again/segments.json").read_text())["files"]) == 4
+
+
+@pytest.mark.parametrize("form", ["npz", "las"])
+def test_other_formats(form, room, scene_weights, tmp_path):
+    points, colors = room
+    # metres of a map: single precision is too coarse
+    far = points + np.array([500_000.25, 5_000_000.5, 0])
+    np.savez(tmp_path / "room.npz", points=far, colors=colors)
+    assert segment([tmp_path / "room.npz"], scene_weights, tmp_path / "out", form=form) == 0
+    read = read_cloud(tmp_path / f"out/room.{form}")
+    where = read.points.double().numpy() + read.offset
+    np.testing.assert_allclose(where, far, atol=2e-3 if form == "las" else 1e-3)
+    assert read.labels.max() < len(CLASSES)
+    if form == "npz":
+        with np.load(tmp_path / "out/room.npz") as file:
+            assert file["names"].tolist() == list(CLASSES)
+            np.testing.assert_allclose(file["colors"], colors, atol=1e-6)
+            assert ((file["confidence"] > 0) & (file["confidence"] <= 1)).all()
+
+
+def test_what_cannot_be_done(shapes, room, parts_weights, scene_weights, tmp_path, capsys):
+    one = shapes / "ufo/one.xyz"
+    assert segment([one], parts_weights, tmp_path / "out", category="Chair") == 0
+    with pytest.raises(ValueError, match="unknown category 'sofa'; known: chair, table"):
+        segment([one], parts_weights, tmp_path / "out", category="sofa")
+    with pytest.raises(ValueError, match="a category is for parts"):
+        segment([one], scene_weights, tmp_path / "out", category="chair")
+    with pytest.raises(ValueError, match="is a file; name a folder"):
+        segment([one], parts_weights, one, category="chair")
+    three = [tmp_path / folder / "one.xyz" for folder in "xyz"]
+    for path in three:
+        path.parent.mkdir()
+        path.write_text(one.read_text())
+    with pytest.raises(ValueError, match="two files would become"):
+        segment(three, parts_weights, tmp_path / "out", category="chair")
+    capsys.readouterr()
+    assert segment([one], scene_weights, tmp_path / "out") == 1
+    assert "no colours, which the network takes" in capsys.readouterr().out
+    classifier = write_weights(
+        tmp_path / "c.safetensors", "dgcnn", ["a", "b"], ["a", "b"], embedding=8
+    )
+    with pytest.raises(ValueError, match="classifies whole shapes"):
+        load_segmenter(classifier)
+    with pytest.raises(ValueError, match="turns must be at least 1"):
+        load_segmenter(scene_weights, turns=0)
+    with pytest.raises(ValueError, match=re.escape("radius must be positive, got -1")):
+        load_segmenter(scene_weights, radius=-1.0)
