@@ -122,7 +122,7 @@ def draw_up(axes: Axes, up: Float[Tensor, "3"], view: Float[Tensor, "3 3"] | Non
 
 
 def label_colors(count: int) -> Float[Tensor, "count 3"]:
-    """Return colours for labels 0, 1, ...: neighbours differ in hue, and in three levels of light."""
+    """Return colours for labels 0, 1, ...; neighbours differ in hue and in light."""
     from matplotlib.colors import hsv_to_rgb
 
     number = torch.arange(count, dtype=torch.float64)
