@@ -1,4 +1,4 @@
-"""A reader whose process dies on some files; a module of its own, since other processes import it."""
+"""A reader whose process dies on some files; a module that other processes can import."""
 
 import os
 from pathlib import Path

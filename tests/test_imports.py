@@ -5,7 +5,18 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("matplotlib", "scipy", "h5py", "tyro", "rich", "trimesh", "triton", "beartype", "pytest")
+HEAVY = (
+    "matplotlib",
+    "scipy",
+    "h5py",
+    "tyro",
+    "rich",
+    "trimesh",
+    "triton",
+    "numba",
+    "beartype",
+    "pytest",
+)
 
 
 def modules_after(statement):

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dying_reader import die_on_plates
 from safetensors import safe_open
 from torch import nn
 
+from dying_reader import die_on_plates
 from locotrans.geometry.neighbors import farthest_points
 from locotrans.models import ClassifierOutput, create_model
 from locotrans.training.checkpoint import write_tensors

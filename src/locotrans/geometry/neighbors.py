@@ -15,6 +15,7 @@ from torch import Tensor
 CHUNK = 2**24  # entries of the distance matrix that exist at a time
 TIE = 16.0  # what counts as rounding, in units of the machine epsilon
 SPARE = 32  # candidates beyond k: at least as many as a shell of a lattice has ties
+TREE = 1024  # points from which on a k-d tree is faster than all distances, on a CPU
 
 
 def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"]:
@@ -30,11 +31,17 @@ def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"
         permutation but for ties.
     """
     flat = _clouds(points, k)
+    absolute, relative = point_rounding(flat)
+    exact = flat.dtype in (torch.float32, torch.float64)
+    if flat.device.type == "cpu" and exact and flat.shape[1] >= TREE:
+        chosen = _choose(*_query_trees(flat, k), absolute.unsqueeze(-1), relative, k)
+    else:
 
-    def distances(rows: slice) -> Tensor:
-        return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
+        def distances(rows: slice) -> Tensor:
+            return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
 
-    return _select(distances, *point_rounding(flat), flat, k).reshape(*points.shape[:-1], k)
+        chosen = _select(distances, absolute, relative, flat, k)
+    return chosen.reshape(*points.shape[:-1], k)
 
 
 def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "*batch n k"]:
@@ -105,20 +112,43 @@ def _select(
         k: how many neighbours.
     """
     b, n, _ = flat.shape
-    candidates = min(k + SPARE, n)
-    rank = torch.arange(candidates, device=flat.device)
     rows = max(1, CHUNK // max(1, b * n))
     chosen = []
     for start in range(0, n, rows):
         part = slice(start, start + rows)
-        near, index = distances(part).topk(candidates, largest=False)
-        kth = near[..., k - 1 : k]
-        slack = absolute[:, part, None] + relative * kth
-        # nearer than the ties: in order of distance; tied: in order of index; farther: last
-        key = torch.where(near > kth + slack, 3 * n, index + n)
-        key = torch.where(near < kth - slack, rank, key)
-        chosen.append(index.gather(-1, key.topk(k, largest=False).indices))
+        near, index = distances(part).topk(min(k + SPARE, n), largest=False)
+        chosen.append(_choose(near, index, absolute[:, part, None], relative, k))
     return torch.cat(chosen, dim=-2)
+
+
+def _choose(
+    near: Float[Tensor, "b m c"],
+    index: Int[Tensor, "b m c"],
+    absolute: Float[Tensor, "b m 1"],
+    relative: float,
+    k: int,
+) -> Int[Tensor, "b m k"]:
+    """Choose k of the candidates, which come in order of distance, by the tie rule."""
+    kth = near[..., k - 1 : k]
+    slack = absolute + relative * kth
+    rank = torch.arange(near.shape[-1], device=near.device)
+    last = torch.iinfo(index.dtype).max
+    # nearer than the ties: in order of distance; tied: in order of index; farther: last
+    key = torch.where(near > kth + slack, last, index + near.shape[-1])
+    key = torch.where(near < kth - slack, rank, key)
+    return index.gather(-1, key.topk(k, largest=False).indices)
+
+
+def _query_trees(
+    flat: Float[Tensor, "b n d"], k: int
+) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n c"]]:
+    """Return candidates of every point and their distances, in order, by a k-d tree a cloud."""
+    from scipy.spatial import cKDTree
+
+    candidates, threads = min(k + SPARE, flat.shape[1]), torch.get_num_threads()
+    found = [cKDTree(cloud).query(cloud, candidates, workers=threads) for cloud in flat.numpy()]
+    near, index = (torch.stack([torch.from_numpy(x[i]) for x in found]) for i in (0, 1))
+    return near.to(flat.dtype), index
 
 
 def gather(x: Shaped[Tensor, "..."], index: Int[Tensor, "*batch m k"]) -> Shaped[Tensor, "..."]:

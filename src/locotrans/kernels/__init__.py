@@ -1,8 +1,9 @@
-"""Fused Triton kernels for a few functions of `locotrans.geometry` and `locotrans.nn`.
+"""Fused kernels for a few functions of `locotrans.geometry` and `locotrans.nn`.
 
-Each has the plain PyTorch code as its specification, and is used in its place for float32 and
-bfloat16 tensors on a CUDA device. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`,
-decides: "auto" (the default) or "off". Without Triton, or on any other device, the plain code runs.
+Each has the plain PyTorch code as its specification, and is used in its place: on a CUDA device for
+float32 and bfloat16 tensors, by Triton; on a CPU for float32 tensors in evaluation without
+gradients, by Numba. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`, decides:
+"auto" (the default) or "off". Without Triton or Numba, or anywhere else, the plain code runs.
 """
 
 import importlib.util
@@ -34,6 +35,18 @@ def use_kernels(x: Tensor) -> bool:
     )
 
 
+def use_loops(x: Tensor, *, training: bool = False) -> bool:
+    """Say whether the compiled loops of the CPU are to be used for a tensor like ``x``."""
+    return (
+        _setting == "auto"
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not training
+        and not torch.is_grad_enabled()
+        and _has_numba
+    )
+
+
 def edge_dtype() -> torch.dtype:
     """Return the type of edge tensors that the kernels store: bfloat16 under autocast to it."""
     mixed = torch.is_autocast_enabled("cuda")
@@ -48,4 +61,5 @@ def product_precision() -> str:
 
 
 _has_triton = importlib.util.find_spec("triton") is not None
+_has_numba = importlib.util.find_spec("numba") is not None
 set_kernels(os.environ.get("LOCOTRANS_KERNELS", "auto"))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
-from locotrans.kernels import use_kernels
+from locotrans.kernels import use_kernels, use_loops
 from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
@@ -81,6 +81,11 @@ class EdgeConv(nn.Module):
             from locotrans.kernels.edge_max import edge_max
 
             out = edge_max(u, w, index, *self.norm.statistics())
+        elif use_loops(x, training=self.training):
+            from locotrans.kernels import cpu
+
+            scale, shift = cpu.fold(self.norm)
+            out = cpu.edge_max(u * scale, w * scale + shift, index)
         else:
 
             def edges(rows: slice) -> Tensor:
@@ -100,9 +105,18 @@ class PointLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch d"]:
         """Map the features of every point."""
+        if use_loops(x, training=self.training):
+            from locotrans.kernels import cpu
+
+            bias, weight = cpu.fold_linear(self.linear, self.norm)
+            return F.leaky_relu_(F.linear(x, weight.mT, bias), SLOPE)
         return F.leaky_relu(self.norm(self.linear(x)), SLOPE)
 
 
 def max_mean_pool(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c2"]:
     """Pool a cloud into one vector: the maximum and the mean over its points, concatenated."""
+    if use_loops(x):
+        from locotrans.kernels import cpu
+
+        return cpu.max_mean_pool(x)
     return torch.cat([x.max(dim=1).values, x.mean(dim=1)], dim=-1)

@@ -5,27 +5,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import knn, knn_features
-from locotrans.kernels import use_kernels
+from locotrans.kernels import use_kernels, use_loops
+
+FEW = 4096  # points of which all distances are found sooner than a k-d tree answers
 
 
 def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
     """Return the k nearest neighbours of every point, as `locotrans.geometry.neighbors.knn`."""
-    if not use_kernels(points):
-        return knn(points, k)
-    from locotrans.kernels.knn import nearest
+    if use_kernels(points):
+        from locotrans.kernels.knn import nearest
 
-    return nearest(points.detach(), k, coordinates=True)
+        return nearest(points.detach(), k, coordinates=True)
+    if use_loops(points) and k <= points.shape[1] <= FEW:
+        from locotrans.kernels import cpu
+
+        return cpu.knn(points, k)
+    return knn(points, k)
 
 
 def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
     """Return the k nearest neighbours in feature space, as `knn_features`."""
-    if not use_kernels(x):
-        return knn_features(x, k)
-    from locotrans.kernels.knn import nearest
+    if use_kernels(x):
+        from locotrans.kernels.knn import nearest
 
-    x = x.detach().float()
-    x = x - x.mean(-2, keepdim=True)
-    return nearest(x, k, coordinates=False)
+        x = x.detach().float()
+        x = x - x.mean(-2, keepdim=True)
+        return nearest(x, k, coordinates=False)
+    if use_loops(x) and k <= x.shape[1]:
+        from locotrans.kernels import cpu
+
+        return cpu.knn_features(x, k)
+    return knn_features(x, k)
 
 
 def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:

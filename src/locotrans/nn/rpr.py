@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length, safe_normalize
-from locotrans.kernels import edge_dtype, product_precision, use_kernels
+from locotrans.kernels import edge_dtype, product_precision, use_kernels, use_loops
 from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.graph import global_index
 from locotrans.nn.lcrf import to_frame
@@ -48,6 +48,12 @@ class FrameConv(nn.Module):
             from locotrans.kernels.edge_max import frame_conv
 
             out = frame_conv(p, index, matrix, *self.norm.statistics(), w=offset)
+        elif use_loops(points, training=self.training):
+            from locotrans.kernels import cpu
+
+            scale, shift = cpu.fold(self.norm)
+            offset = shift.expand(len(p), -1) if offset is None else offset * scale + shift
+            out = cpu.frame_conv(p, matrix * scale, offset, index)
         else:
 
             def edges(rows: slice) -> Tensor:
@@ -112,6 +118,8 @@ class RelativePoseConv(nn.Module):
             if supported(v.shape[-1], c, d, neighbors.shape[-1]):
                 return self._fused(x, v, neighbors, frames)
         index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
+        if use_loops(x, training=self.training):
+            return self._by_loops(x, flat, index, U)
 
         def pose(rows: slice) -> Tensor:
             return to_frame(U[rows], gather(flat, index[rows]) - flat[rows].unsqueeze(1))
@@ -139,6 +147,35 @@ class RelativePoseConv(nn.Module):
             return leaky_max(self.norm(e))  # Eq. 16
 
         out = by_rows(edges, len(index), index.shape[1] * len(w1), self.training)
+        return out.unflatten(0, x.shape[:2])
+
+    def _by_loops(
+        self,
+        x: Float[Tensor, "b n c"],
+        v: Float[Tensor, "m 3 cv"],
+        index: Int[Tensor, "m k"],
+        frames: Float[Tensor, "m 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        from locotrans.kernels import cpu
+
+        scale, shift = cpu.fold(self.norm)
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        layers = [
+            cpu.fold_linear(self.kernel1, self.kernel_norm),
+            (self.kernel2.bias, self.kernel2.weight.mT),
+        ]
+        if self.refine is not None and self.refine_norm is not None:
+            layers.append(cpu.fold_linear(self.refine, self.refine_norm))
+        out = cpu.rpr_conv(
+            v,
+            frames,
+            index,
+            self.basis(x).flatten(0, 1),
+            torch.addmm(shift, x.flatten(0, 1), (scale[:, None] * (w2 - w1)).mT),
+            layers,
+            cpu.fold(self.pose_norm),
+            (scale[:, None] * w1).mT.contiguous(),
+        )
         return out.unflatten(0, x.shape[:2])
 
     def _fused(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_length
-from locotrans.kernels import use_kernels
+from locotrans.kernels import use_kernels, use_loops
 from locotrans.nn.edge import SLOPE, by_rows, edge_products, max_mean_pool
 from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
@@ -86,6 +86,11 @@ class VNLayer(nn.Module):
         """
         if use_kernels(v):
             return self.fused(v, mean)[..., : self.linear.out_features]
+        if use_loops(v, training=self.training):
+            from locotrans.kernels import cpu
+
+            parts = [self.linear.weight, self.direction.weight]
+            return cpu.vn_layer(v, mean, parts, self.norm.norm)
         p = vn_linear(v, mean, self.linear.weight)
         return vn_leaky_relu(self.norm(p), vn_linear(v, mean, self.direction.weight))
 
@@ -164,6 +169,12 @@ class VNEdgeConv(nn.Module):
             u, w = edge_products(fill_channels(v).flatten(0, 1), weight)
             out = vn_edge_conv(u, w, index, *self.norm.norm.statistics())
             return out.unflatten(0, v.shape[:2])[..., : self.linear.out_features]
+        if use_loops(v, training=self.training):
+            from locotrans.kernels import cpu
+
+            linear, direction = parts
+            out = cpu.vn_edge_conv(v.flatten(0, 1), index, linear, direction, self.norm.norm)
+            return out.unflatten(0, v.shape[:2])
         u, w = edge_products(v.flatten(0, 1), torch.cat(parts))  # (m, 3, 2 d) each
 
         def edges(rows: slice) -> Tensor:
@@ -227,10 +238,12 @@ class VNInvariants(nn.Module):
             z: the three learned vectors of every point (`projection`), where they are known.
         """
         z = self.projection(v, mean) if z is None else z
-        if not use_kernels(v):
+        if use_kernels(v):
+            from locotrans.kernels.pool import pool_projections
+        elif use_loops(v):
+            from locotrans.kernels.cpu import pool_projections
+        else:
             return max_mean_pool(_inner_products(z, v, mean))
-        from locotrans.kernels.pool import pool_projections
-
         parts = [v] if mean is None else [v, mean.expand_as(v)]
         pooled = [pool_projections(part, z) for part in parts]  # each (b, 3, c) twice
         return torch.cat([torch.cat(x, dim=-1).flatten(1) for x in zip(*pooled, strict=True)], -1)

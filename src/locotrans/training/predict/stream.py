@@ -12,7 +12,6 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locotrans.kernels.threads import single_threads
 from locotrans.training.predict.samples import Sample, load_sample
 
 T = TypeVar("T")
@@ -85,18 +85,6 @@ class Inference:
             clouds = [sample.points for sample in batch if sample.points is not None]
             stacked = np.stack(clouds) if clouds else np.empty((0, self.points, 3), np.float32)
             yield batch, torch.from_numpy(stacked).to(self.device, dtype)
-
-
-@contextmanager
-def single_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Run a pool of threads in each of which torch uses no other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that are started from now on inherit it
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(before)
 
 
 def count_workers(files: int) -> int:

@@ -1,0 +1,237 @@
+"""Edge layers in evaluation on the CPU, by the loops of `locotrans.kernels.loops`.
+
+Each has the plain PyTorch code of the layer as its specification. Batch norm with fixed statistics
+is a factor and an offset for each channel, which go into the weights. What torch does well, the
+products, stays with torch; the loops do what lies between them, for as many reference points at a
+time as the cache holds. Reference points are shared out among torch's threads.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import BatchNorm1d, Linear
+from torch.nn import functional as F
+
+from locotrans.geometry.neighbors import feature_rounding, point_rounding
+from locotrans.kernels import loops
+from locotrans.kernels.threads import share_out
+
+CACHE = 2**17  # numbers of an edge tensor that are worked on at a time
+ROWS = 32  # of distances at least, so that a product has enough to do
+LANES = 8  # numbers of a vector instruction; a rest is worked on one by one
+
+
+def fold(norm: BatchNorm1d) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """Return factor and offset of a batch norm with its running statistics."""
+    assert norm.running_var is not None
+    assert norm.running_mean is not None
+    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    return scale, norm.bias - scale * norm.running_mean
+
+
+def fold_linear(
+    linear: Linear, norm: BatchNorm1d
+) -> tuple[Float[Tensor, " d"], Float[Tensor, "c d"]]:
+    """Return bias and transposed weight of a linear layer with a batch norm behind it."""
+    scale, shift = fold(norm)
+    bias = shift if linear.bias is None else shift + scale * linear.bias
+    return bias, (scale[:, None] * linear.weight).mT.contiguous()
+
+
+def knn(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
+    """Return the k nearest neighbours by differences, as `geometry.neighbors.knn`."""
+    planes = points.mT.contiguous().numpy()
+    slack, relative = point_rounding(points)
+
+    def distances(cloud: int, start: int, out: Tensor) -> None:
+        loops.point_distances(planes[cloud], start, out.numpy())
+
+    return _nearest(distances, slack, relative, k)
+
+
+def knn_features(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
+    """Return the k nearest neighbours in feature space, as `geometry.neighbors.knn_features`."""
+    x = x - x.mean(-2, keepdim=True)
+    squares = x.square().sum(-1)
+    slack, relative = feature_rounding(squares)
+    # |y|^2 - 2 x.y as one product: of [-2 x, 1] and [y, |y|^2]
+    left = F.pad(-2 * x, (0, 1), value=1.0)
+    right = torch.cat([x, squares.unsqueeze(-1)], dim=-1).mT.contiguous()
+
+    def distances(cloud: int, start: int, out: Tensor) -> None:
+        torch.mm(left[cloud, start : start + len(out)], right[cloud], out=out)
+
+    return _nearest(distances, slack, relative, k)
+
+
+def _nearest(
+    distances: Callable[[int, int, Tensor], None],
+    absolute: Float[Tensor, "b n"],
+    relative: float,
+    k: int,
+) -> Int[Tensor, "b n k"]:
+    b, n = absolute.shape
+    out = torch.empty(b, n, k, dtype=torch.int32)
+    chosen, slack = out.numpy(), absolute.contiguous().numpy()
+    step = min(max(CACHE // n, ROWS), n)
+
+    def work(first: int, last: int) -> None:
+        buffer = torch.empty(step, n)
+        row = first
+        while row < last:  # some rows of one cloud
+            cloud, start = divmod(row, n)
+            stop = min(start + step, n, start + last - row)
+            part = buffer[: stop - start]
+            distances(cloud, start, part)
+            loops.select(
+                part.numpy(), slack[cloud, start:stop], relative, k, chosen[cloud, start:stop]
+            )
+            row += stop - start
+
+    share_out(work, b * n)
+    return out.long()
+
+
+def vn_edge_conv(
+    v: Float[Tensor, "m 3 c"],
+    index: Int[Tensor, "m k"],
+    weight: Float[Tensor, "d c2"],
+    direction: Float[Tensor, "d c2"],
+    norm: BatchNorm1d,
+) -> Float[Tensor, "m 3 d"]:
+    """Return the mean over the neighbours of a VN layer on the edges [v_j - v_r, v_r]."""
+    d, fill = len(weight), -len(weight) % LANES
+    w1, w2 = torch.cat([F.pad(part, (0, 0, 0, fill)) for part in (weight, direction)]).chunk(2, 1)
+    u, w = F.linear(v, w1), F.linear(v, w2 - w1)
+    scale, shift = (F.pad(x, (0, fill)) for x in fold(norm))
+    out = v.new_empty(len(v), 3, d + fill)
+    arrays = _arrays(u, w, index, scale, shift, out)
+    share_out(lambda *rows: loops.vn_edges(*arrays, *rows), len(v))
+    return out[..., :d].contiguous()
+
+
+def vn_layer(
+    v: Float[Tensor, "*batch 3 c"],
+    mean: Float[Tensor, "*shape 1 3 c"] | None,
+    parts: list[Float[Tensor, "_ e"]],
+    norm: BatchNorm1d,
+) -> Float[Tensor, "*batch 3 d"]:
+    """Map the vectors of every point: product, batch norm of the lengths, leaky ReLU.
+
+    Args:
+        v: vectors of the points.
+        mean: vectors that all points of a cloud share, as channels behind those of ``v``.
+        parts: weights of the vectors and of their directions.
+        norm: of the lengths.
+    """
+    weights = torch.cat(parts).chunk(1 if mean is None else 2, dim=1)
+    pq = F.linear(v.reshape(-1, *v.shape[-2:]), weights[0])
+    if mean is None:
+        offset = torch.zeros_like(pq[:1])
+    else:
+        offset = F.linear(mean.reshape(-1, *mean.shape[-2:]), weights[1])
+    n = max(1, len(pq) // len(offset))
+    out = v.new_empty(len(pq), 3, len(parts[0]))
+    pq_, offset_ = _arrays(pq, offset)
+    arrays = _arrays(*fold(norm), out)
+    share_out(lambda *rows: loops.vn_points(pq_, offset_, n, *arrays, *rows), len(pq))
+    return out.reshape(*v.shape[:-1], -1)
+
+
+def edge_max(u: Float[Tensor, "m d"], w: Float[Tensor, "m d"], index: Tensor) -> Tensor:
+    """Return the leaky ReLU of ``max_j u_j + w_r``."""
+    out = torch.empty_like(w)
+    arrays = _arrays(u, w, index, out)
+    share_out(lambda *rows: loops.edge_max(*arrays, *rows), len(w))
+    return out
+
+
+def frame_conv(
+    points: Float[Tensor, "m 3"],
+    matrix: Float[Tensor, "m 3 d"],
+    offset: Float[Tensor, "m d"],
+    index: Tensor,
+) -> Float[Tensor, "m d"]:
+    """Return the leaky ReLU of ``max_j matrix_r (p_j - p_r) + offset_r``."""
+    out = points.new_empty(len(points), matrix.shape[-1])
+    arrays = _arrays(points, matrix, offset, index, out)
+    share_out(lambda *rows: loops.frame_max(*arrays, *rows), len(points))
+    return out
+
+
+def rpr_conv(
+    v: Float[Tensor, "m 3 cv"],
+    frames: Float[Tensor, "m 3 3"],
+    index: Int[Tensor, "m k"],
+    basis: Float[Tensor, "m c"],
+    reference: Float[Tensor, "m d"],
+    layers: list[tuple[Tensor, Tensor]],
+    norm: tuple[Tensor, Tensor],
+    last: Float[Tensor, "c d"],
+) -> Float[Tensor, "m d"]:
+    """Return the relative pose convolution of Eqs. 15 to 17.
+
+    Args:
+        v: vectors of the points.
+        frames: of the points.
+        index: the neighbours.
+        basis: x_j before its kernel.
+        reference: what the reference point adds to the last product, offset included.
+        layers: bias and weight of kernel1, kernel2 and, if there is one, refine.
+        norm: factor and offset behind the product of kernel and basis.
+        last: weight of the last product.
+    """
+    (b1, w1), (b2, w2), *refine = layers
+    fill = -v.shape[-1] % LANES
+    v, w1 = F.pad(v, (0, fill)), F.pad(w1.unflatten(0, (3, -1)), (0, 0, 0, fill)).flatten(0, 1)
+    (m, k), d, c, pose = index.shape, reference.shape[1], basis.shape[1], len(w1)
+    b2, w2 = b2 * norm[0], w2 * norm[0]
+    out = torch.empty_like(reference)
+    v_, frames_, index_, reference_, out_ = _arrays(v, frames, index, reference, out)
+    b1_, b2_, basis_, shift_ = _arrays(b1, b2, basis, norm[1])
+    step = max(1, min(m, CACHE // (k * max(d, pose))))
+
+    def work(first: int, stop: int) -> None:
+        buffers = [torch.empty(step * k, width) for width in (pose, len(b1), c, c, d)]
+        for start in range(first, stop, step):
+            end = min(start + step, stop)
+            f, h, x, refined, e = (buffer[: (end - start) * k] for buffer in buffers)
+            loops.poses(v_, frames_, index_, f.numpy(), start, end)
+            torch.mm(f, w1, out=h)
+            loops.bias_relu(h.numpy(), b1_)
+            torch.mm(h, w2, out=x)
+            loops.modulate(x.numpy(), b2_, basis_, shift_, index_, start, end)
+            for bias, weight in refine:
+                x = torch.mm(x, weight, out=refined)
+                loops.bias_relu(x.numpy(), bias.numpy())
+            torch.mm(x, last, out=e)
+            loops.max_rows(e.numpy(), reference_, k, out_, start, end)
+
+    share_out(work, m)
+    return out
+
+
+def max_mean_pool(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c2"]:
+    """Return the maximum and the mean over the points, concatenated."""
+    b, n, c = x.shape
+    largest, total = x.new_empty(b, c), x.new_empty(b, c)
+    for cloud in zip(*_arrays(x, largest, total), strict=True):
+        loops.max_sum(*cloud)
+    return torch.cat([largest, total / n], dim=-1)
+
+
+def pool_projections(
+    v: Float[Tensor, "b n 3 c"], z: Float[Tensor, "b n 3 3"]
+) -> tuple[Float[Tensor, "b 3 c"], Float[Tensor, "b 3 c"]]:
+    """Return maximum and mean over the points of the inner products of v with z_1, z_2, z_3."""
+    b, n, _, c = v.shape
+    largest, total = v.new_empty(b, 3, c), v.new_empty(b, 3, c)
+    for cloud in zip(*_arrays(v, z, largest, total), strict=True):
+        loops.pool(*cloud)
+    return largest, total / n
+
+
+def _arrays(*tensors: Tensor) -> list[object]:
+    return [tensor.detach().contiguous().numpy() for tensor in tensors]

@@ -1,0 +1,152 @@
+"""The compiled loops of the CPU against the plain code that specifies them."""
+
+import pytest
+import torch
+
+from locotrans import create_model
+from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.kernels import set_kernels, use_loops
+from locotrans.nn import EdgeConv, FrameConv, PointLayer, RelativePoseConv, VNEdgeConv, VNLayer
+from locotrans.nn.edge import max_mean_pool
+from locotrans.nn.norm import BatchNorm
+from locotrans.nn.vn import VNInvariants
+
+pytest.importorskip("numba", reason="Numba is not installed")
+
+from locotrans.kernels import cpu, threads
+
+SIZES = [(1, 1, 1), (2, 37, 5), (1, 70, 64), (3, 300, 20)]  # clouds, points, k
+
+
+@pytest.fixture(autouse=True)
+def _evaluation():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def prepared(layer):
+    """Give a layer statistics and weights unlike those at the start, and set it to evaluation."""
+    for norm in layer.modules():
+        if isinstance(norm, BatchNorm):
+            norm.weight.uniform_(-1.5, 1.5)
+            norm.bias.normal_()
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.2, 3)
+    return layer.eval()
+
+
+def agrees(function, *inputs):
+    """Compare what the loops give with what the plain code gives."""
+    assert use_loops(torch.zeros(1))
+    fast = function(*inputs)
+    before = set_kernels("off")
+    try:
+        plain = function(*inputs)
+    finally:
+        set_kernels(before)
+    assert fast.shape == plain.shape
+    assert fast.dtype == plain.dtype
+    scale = plain.abs().max().clamp_min(1e-6)
+    assert ((fast - plain).abs().max() / scale).item() < 1e-5
+
+
+def clouds(b, n):
+    points = torch.randn(b, n, 3)
+    points[:, n // 2 :: 3] = points[:, :1].clone()  # some are the same
+    return points
+
+
+def graph(b, n, k):
+    return torch.rand(b, n, n).topk(k).indices
+
+
+def rotations(b, n):
+    return torch.linalg.qr(torch.randn(b, n, 3, 3)).Q
+
+
+@pytest.mark.parametrize(("b", "n", "k"), SIZES)
+def test_vector_layers(b, n, k):
+    v, neighbors = torch.randn(b, n, 3, 7), graph(b, n, k)
+    v[:, n // 2 :] = v[:, :1].clone()  # edges of length zero
+    agrees(prepared(VNEdgeConv(7, 13)), v, neighbors)
+    agrees(prepared(VNLayer(7, 9)), v)
+    agrees(prepared(VNLayer(7, 9, shared_direction=True)), v)
+    agrees(prepared(VNLayer(14, 9)), v, v.mean(1, keepdim=True))
+    invariants = prepared(VNInvariants(14))
+    agrees(invariants.pool, v, v.mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize(("b", "n", "k"), SIZES)
+def test_relative_pose_conv(b, n, k, refine):
+    layer = prepared(RelativePoseConv(15, 8, 21, refine=refine))
+    x, v = torch.randn(b, n, 8), torch.randn(b, n, 3, 5)
+    agrees(layer.from_vectors, x, v, graph(b, n, k), rotations(b, n))
+
+
+@pytest.mark.parametrize(("b", "n", "k"), SIZES)
+def test_scalar_layers(b, n, k):
+    x, neighbors = torch.randn(b, n, 8), graph(b, n, k)
+    agrees(prepared(EdgeConv(8, 19)), x, neighbors)
+    agrees(prepared(PointLayer(8, 19)), x)
+    agrees(max_mean_pool, x)
+    for reference_point in (True, False):
+        layer = prepared(FrameConv(11, reference_point=reference_point))
+        agrees(layer, clouds(b, n), neighbors, rotations(b, n))
+
+
+@pytest.mark.parametrize(("b", "n", "k"), [*SIZES, (1, 500, 33), (2, 16, 16), (1, 17, 1)])
+def test_neighbors(b, n, k):
+    points, x = torch.randn(b, n, 3), torch.randn(b, n, 12)
+    assert torch.equal(cpu.knn(points, k), knn(points, k).sort().values)
+    assert torch.equal(cpu.knn_features(x, k), knn_features(x, k).sort().values)
+
+
+@pytest.mark.parametrize("k", [1, 6, 20, 27])
+def test_ties_go_to_the_lowest_index(k):
+    axis = torch.arange(6.0)
+    points = torch.cartesian_prod(axis, axis, axis)[None]
+    expected = knn(points, k).sort().values
+    assert torch.equal(cpu.knn(points, k), expected)
+    turned = points @ rotations(1, 1)[0].mT
+    assert torch.equal(cpu.knn(turned, k), expected)
+    assert torch.equal(cpu.knn_features(turned, k), expected)
+
+
+def test_more_ties_than_spare_candidates():
+    points = torch.zeros(1, 200, 3)
+    assert torch.equal(cpu.knn(points, 5), torch.arange(5).expand(1, 200, 5))
+    assert torch.equal(cpu.knn_features(points, 5), torch.arange(5).expand(1, 200, 5))
+
+
+def test_several_threads(monkeypatch):
+    monkeypatch.setattr(threads, "ALONE", 16)
+    before = torch.get_num_threads()
+    model = prepared(create_model("locotrans_dgcnn_light", 5))
+    points = torch.randn(2, 130, 3)
+    torch.set_num_threads(3)
+    try:
+        several = model(points)
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        one = model(points)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(several.neighbors, one.neighbors)
+    assert (several.logits - one.logits).abs().max() < 1e-5 * one.logits.abs().max()
+
+
+@pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light", "vn_dgcnn", "dgcnn"])
+def test_networks(name):
+    model = prepared(create_model(name, 5))
+    agrees(lambda points: model(points).logits, clouds(2, 90))
+
+
+def test_only_where_nothing_else_is_asked_for():
+    x = torch.zeros(1)
+    assert use_loops(x)
+    assert not use_loops(x, training=True)
+    assert not use_loops(x.double())
+    with torch.enable_grad():
+        assert not use_loops(x)
