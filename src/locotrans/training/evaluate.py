@@ -3,6 +3,7 @@
 A protocol such as z/SO(3) names the rotations of training and of testing; here is the second half.
 """
 
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -14,6 +15,7 @@ from locotrans.data import CloudSet
 from locotrans.data.transforms import RotationProtocol, protocol_rotations, rotate
 from locotrans.metrics import class_accuracy, overall_accuracy, rotation_agreement
 from locotrans.training.config import derive_seed
+from locotrans.training.tasks import is_segmenter
 
 HEADS = ("invariant", "equivariant", "fused")
 
@@ -29,13 +31,16 @@ def evaluate(
     batch_size: int = 32,
     device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
-    """Measure a classifier on a data set whose shapes are rotated by the protocol.
+    """Measure a network on a data set whose shapes are rotated by the protocol.
 
-    Accuracies are over all rotated poses. The agreement compares each with the prediction for the
+    A classifier has accuracies; a segmenter of parts has the instance and the class mIoU and a
+    table of categories, one of scenes mIoU, accuracies and a table of classes.
+
+    Figures are over all rotated poses. The agreement compares each with the prediction for the
     shape as it is stored; with ``rotation="none"`` there is nothing to compare and it is 1.
 
     Args:
-        model: any classifier whose output has ``logits`` and perhaps the heads' logits; it is
+        model: any network whose output has ``logits`` and perhaps the heads' logits; it is
             left in the mode, training or eval, in which it came.
         data: the shapes; "z" turns them about their up axis ``data.up``.
         rotation: the protocol.
@@ -52,25 +57,13 @@ def evaluate(
     R = sample_rotations(rotation, data, poses, seed)  # s r 3 3
     was_training = model.training
     model.to(device).eval()
-    stored: list[dict[str, Tensor]] = []
-    rotated: list[dict[str, Tensor]] = []
-    for start in range(0, len(data), batch_size):
-        points = data.points[start : start + batch_size].to(device)
-        turns = R[start : start + batch_size].to(device)
-        stored.append(predict_heads(model, points))
-        turned = [predict_heads(model, rotate(points, turns[:, pose])) for pose in range(poses)]
-        rotated.append({head: torch.stack([pose[head] for pose in turned]) for head in turned[0]})
-    model.train(was_training)
+    if is_segmenter(model):
+        from locotrans.training.evaluate_points import tally_points
 
-    heads = {}
-    for head in rotated[0]:
-        unrotated = torch.cat([batch[head] for batch in stored]).cpu()
-        predictions = torch.cat([batch[head] for batch in rotated], dim=-1).cpu()
-        heads[head] = {
-            "overall_accuracy": overall_accuracy(predictions, data.labels),
-            "class_accuracy": class_accuracy(predictions, data.labels),
-            "rotation_agreement": rotation_agreement(predictions, unrotated),
-        }
+        heads = tally_points(model, data, R, batch_size, device)
+    else:
+        heads = tally_shapes(model, data, R, batch_size, device)
+    model.train(was_training)
     return {
         **heads["combined"],
         "heads": heads,
@@ -86,6 +79,35 @@ def evaluate(
         "model": type(model).__name__,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
+
+
+def tally_shapes(
+    model: nn.Module,
+    data: CloudSet,
+    rotations: Float[Tensor, "s r 3 3"],
+    batch_size: int,
+    device: torch.device | str,
+) -> dict[str, dict[str, Any]]:
+    """Return the accuracies and the agreement of every head of a classifier."""
+    stored: list[dict[str, Tensor]] = []
+    rotated: list[dict[str, Tensor]] = []
+    for start in range(0, len(data), batch_size):
+        points = data.points[start : start + batch_size].to(device)
+        turns = rotations[start : start + batch_size].to(device)
+        stored.append(predict_heads(model, points))
+        poses = range(turns.shape[1])
+        turned = [predict_heads(model, rotate(points, turns[:, pose])) for pose in poses]
+        rotated.append({head: torch.stack([pose[head] for pose in turned]) for head in turned[0]})
+    heads = {}
+    for head in rotated[0]:
+        unrotated = torch.cat([batch[head] for batch in stored]).cpu()
+        predictions = torch.cat([batch[head] for batch in rotated], dim=-1).cpu()
+        heads[head] = {
+            "overall_accuracy": overall_accuracy(predictions, data.labels),
+            "class_accuracy": class_accuracy(predictions, data.labels),
+            "rotation_agreement": rotation_agreement(predictions, unrotated),
+        }
+    return heads
 
 
 def sample_rotations(
@@ -107,12 +129,16 @@ def sample_rotations(
 
 def predict_heads(model: nn.Module, points: Float[Tensor, "b n 3"]) -> dict[str, Int[Tensor, " b"]]:
     """Predict by every head, every sum of heads' logits, and the model's own combination."""
-    output = model(points)
+    return answer_heads(model(points), lambda logits: logits.argmax(-1))
+
+
+def answer_heads(output: Any, choose: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    """Let ``choose`` turn logits into answers: of every head, every sum, and the combination."""
     logits = {head: getattr(output, head) for head in HEADS}
     present = [head for head in HEADS if logits[head] is not None]
     answers = {
-        "+".join(subset): torch.stack([logits[head] for head in subset]).sum(0).argmax(-1)
+        "+".join(subset): choose(torch.stack([logits[head] for head in subset]).sum(0))
         for size in range(1, len(present) + 1)
         for subset in combinations(present, size)
     }
-    return {**answers, "combined": output.logits.argmax(-1)}
+    return {**answers, "combined": choose(output.logits)}

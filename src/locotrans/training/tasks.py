@@ -1,0 +1,113 @@
+"""What a network is trained for decides which labels it sees, and what it is given beside points.
+
+Classification has a label a shape. Segmentation of parts has one a point, and the category of each
+shape is given; of scenes, one a point, and perhaps colours are given.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from locotrans.data import CloudSet
+from locotrans.models import create_model, model_task
+
+
+def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module:
+    """Build a model for the classes of a data set, or for its parts and categories.
+
+    Raises:
+        ValueError: the data set does not have the labels that the model is for.
+    """
+    task = model_task(name)
+    if task == "classification":
+        return create_model(name, len(data.class_names), **options)
+    if data.parts is None:
+        raise ValueError(f"{data.name} has no labels of points, which {name} is trained by")
+    if task == "parts":
+        count = len(data.class_names)
+        if options.get("categories", count) != count:
+            raise ValueError(
+                f"{data.name} has {count} categories, the option says {options['categories']}; "
+                "leave it out"
+            )
+        options = {**options, "categories": count}
+    model = create_model(name, len(data.part_names), **options)
+    check_points_of(model, data)
+    return model
+
+
+def is_segmenter(model: nn.Module) -> bool:
+    """Say whether a network labels points."""
+    return hasattr(getattr(model, "config", None), "categories")
+
+
+def labels_parts(model: nn.Module) -> bool:
+    """Say whether a network labels the parts of shapes whose category is given."""
+    config: Any = model.config
+    return bool(config.categories)
+
+
+def check_points_of(model: nn.Module, data: CloudSet) -> None:
+    """Raise a ValueError that says what is wrong, unless a data set's points can be learned from.
+
+    There must be labelled points, colours if the network takes them, and for parts no label
+    outside the parts of the shape's own category.
+    """
+    where = f"{data.name} ({data.split})"
+    config: Any = model.config
+    if data.parts is None:
+        raise ValueError(f"{where} has no labels of points")
+    known = data.parts >= 0
+    if not bool(known.any()):
+        raise ValueError(
+            f"{where}: all points are unlabelled; there is nothing to learn or measure"
+        )
+    if config.colors and data.colors is None:
+        raise ValueError(f"{where} has no colours: build the network without the option colors")
+    if not labels_parts(model):
+        return
+    if len(data.class_names) != config.categories:
+        raise ValueError(
+            f"{where} has {len(data.class_names)} categories, the network knows {config.categories}"
+        )
+    allowed = data.allowed_parts.to(data.parts.device)[data.labels]  # s parts
+    foreign = known & ~allowed.gather(1, data.parts.clamp_min(0))
+    if bool(foreign.any()):
+        rows = foreign.any(1).nonzero().flatten()
+        row = int(rows[0])
+        part = data.part_names[int(data.parts[row][foreign[row]][0])]
+        shape = data.ids[row] if data.ids else f"shape {row}"
+        raise ValueError(
+            f"{where}: {len(rows)} shapes have points on parts of another category: "
+            f"{shape}, of category {data.class_names[int(data.labels[row])]}, on {part}. "
+            "Correct the labels, or set them to -1"
+        )
+
+
+def targets(model: nn.Module, data: CloudSet) -> Int[Tensor, "s *m"]:
+    """Return what a network is to answer: a class for each shape, or a label for each point."""
+    if not is_segmenter(model):
+        return data.labels
+    assert data.parts is not None  # by `check_points_of`
+    return data.parts
+
+
+def given(model: nn.Module, data: CloudSet) -> dict[str, Tensor]:
+    """Return what a network is given of each shape beside its points, by argument."""
+    extra: dict[str, Tensor] = {}
+    if is_segmenter(model):
+        config: Any = model.config
+        if config.categories:
+            extra["category"] = data.labels
+        if config.colors:
+            assert data.colors is not None  # by `check_points_of`
+            extra["colors"] = data.colors
+    return extra
+
+
+def typical_radius(data: CloudSet) -> float:
+    """Return the radius of the clouds of a data set: the median, about their means."""
+    centred = data.points - data.points.mean(1, keepdim=True)
+    return float(torch.linalg.vector_norm(centred, dim=-1).amax(1).median())

@@ -1,0 +1,162 @@
+"""What segmenters are trained by and measured by."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from locotrans.data import CloudSet, load_dataset
+from locotrans.metrics import part_figures, shape_ious
+from locotrans.models import SegmenterOutput
+from locotrans.training import evaluate
+from locotrans.training.tasks import build_model, given, targets, typical_radius
+
+SMALL = {"k": 4, "widths": (8, 8), "embedding": 8, "head_widths": (8, 8)}
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return load_dataset("builtin", "test", points=24, shapes=22)
+
+
+class Fixed(nn.Module):
+    """Answers by the first coordinates' sign, or by the label that it is told for each category."""
+
+    def __init__(self, data, categories, answers):
+        super().__init__()
+        self.config = SimpleNamespace(categories=categories, colors=False)
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.count = len(data.part_names)
+        self.answers = answers
+
+    def forward(self, points, category=None):
+        told = self.answers(points, category)
+        logits = F.one_hot(told, self.count).double() + self.weight
+        return SegmenterOutput(logits, invariant=logits.roll(1, -1), equivariant=2 * logits)
+
+
+def first_part(data):
+    return torch.stack([row.nonzero()[0, 0] for row in data.allowed_parts])
+
+
+def test_parts_by_a_network_that_knows_the_first_part_of_each_category(shapes):
+    first = first_part(shapes)
+    model = Fixed(
+        shapes, 20, lambda points, category: first[category][:, None].expand(points.shape[:2])
+    )
+    result = evaluate(model, shapes, "so3", rotations_per_shape=2, batch_size=5)
+    told = first[shapes.labels][:, None].expand(shapes.parts.shape)
+    ious = shape_ious(told, shapes.parts, shapes.labels, shapes.allowed_parts)
+    expected = part_figures(ious, shapes.labels, shapes.class_names)
+    for key in ("instance_miou", "class_miou", "categories"):
+        assert result[key] == pytest.approx(expected[key])
+    assert result["overall_accuracy"] == pytest.approx(
+        (told == shapes.parts).double().mean().item()
+    )
+    assert result["rotation_agreement"] == 1
+    assert set(result["heads"]) == {
+        "invariant",
+        "equivariant",
+        "invariant+equivariant",
+        "combined",
+    }
+    assert result["heads"]["equivariant"]["instance_miou"] == result["instance_miou"]
+    # the logits of the part after the first, if the category has it, else of none that counts
+    assert result["heads"]["invariant"] != result["heads"]["equivariant"]
+
+
+def test_answers_outside_the_category_are_not_considered(shapes):
+    one = shapes.subset([0])
+    foreign = int((~one.allowed_parts[one.labels[0]]).nonzero()[0, 0])
+    model = Fixed(one, 20, lambda points, _: torch.full(points.shape[:2], foreign))
+    result = evaluate(model, one, "none")  # a tie of all its own parts: the first of them
+    told = torch.full_like(one.parts, int(first_part(one)[one.labels[0]]))
+    expected = shape_ious(told, one.parts, one.labels, one.allowed_parts)
+    assert result["instance_miou"] == pytest.approx(expected.item())
+
+
+def test_agreement_counts_points_that_a_rotation_changes(shapes):
+    def by_side(points, category):
+        first = first_part(shapes)[category][:, None]
+        return first + (points[..., 2] > 0).long()  # all categories but one have two parts
+
+    two = shapes.allowed_parts.sum(1) > 1
+    data = shapes.subset(two[shapes.labels].nonzero().flatten())
+    model = Fixed(data, 20, by_side)
+    result = evaluate(model, data, "so3", rotations_per_shape=1)
+    assert 0.3 < result["rotation_agreement"] < 0.7
+    assert evaluate(model, data, "z")["rotation_agreement"] == 1
+
+
+def scenes(parts, colors=None):
+    return CloudSet(
+        name="rooms",
+        split="test",
+        up="z",
+        points=torch.randn(*parts.shape, 3, generator=torch.Generator().manual_seed(0)),
+        labels=torch.zeros(len(parts), dtype=torch.long),
+        class_names=("room",),
+        parts=parts,
+        part_names=("floor", "wall", "door"),
+        colors=colors,
+    )
+
+
+def test_scenes_and_unlabelled_points():
+    data = scenes(torch.tensor([[0, 0, 1, -1], [1, 1, -1, -1]]))
+    model = Fixed(data, 0, lambda points, _: torch.zeros(points.shape[:2], dtype=torch.long))
+    result = evaluate(model, data, "so3", rotations_per_shape=2)
+    assert result["overall_accuracy"] == 2 / 5
+    assert result["miou"] == pytest.approx((2 / 5 + 0) / 2)
+    assert result["class_accuracy"] == 1 / 2
+    assert result["classes"]["floor"] == {"iou": 2 / 5, "accuracy": 1.0, "points": 4}
+    unlabelled = scenes(torch.full((2, 4), -1))
+    with pytest.raises(ValueError, match=r"rooms \(test\): all points are unlabelled"):
+        evaluate(model, unlabelled, "so3")
+
+
+def test_unlabelled_points_of_shapes_do_not_count(shapes):
+    one = shapes.subset([3])
+    half = torch.where(torch.arange(24) < 12, one.parts, -1)
+    first = first_part(one)[one.labels[0]].item()
+    model = Fixed(one, 20, lambda points, _: torch.full(points.shape[:2], first))
+    result = evaluate(model, replace(one, parts=half), "none")
+    kept = one.parts[:, :12]
+    expected = shape_ious(torch.full_like(kept, first), kept, one.labels, one.allowed_parts)
+    assert result["instance_miou"] == pytest.approx(expected.item())
+
+
+def test_networks_for_a_data_set(shapes):
+    model = build_model("dgcnn_partseg", shapes, dict(SMALL))
+    assert model.config.categories == 20
+    assert model.num_classes == len(shapes.part_names)
+    assert given(model, shapes).keys() == {"category"}
+    assert torch.equal(targets(model, shapes), shapes.parts)
+    classifier = build_model("dgcnn", shapes, dict(SMALL))
+    assert given(classifier, shapes) == {}
+    assert torch.equal(targets(classifier, shapes), shapes.labels)
+    rooms = scenes(torch.tensor([[0, 1, 2, 1]]), torch.rand(1, 4, 3))
+    model = build_model("dgcnn_semseg", rooms, {**SMALL, "colors": True})
+    assert given(model, rooms).keys() == {"colors"}
+    assert typical_radius(shapes) == pytest.approx(1, abs=1e-5)
+
+
+def test_data_that_cannot_be_learned_from(shapes):
+    with pytest.raises(ValueError, match="has 20 categories, the option says 3"):
+        build_model("dgcnn_partseg", shapes, {**SMALL, "categories": 3})
+    bare = replace(shapes, parts=None)
+    with pytest.raises(ValueError, match="builtin has no labels of points"):
+        build_model("dgcnn_partseg", bare, dict(SMALL))
+    parts = shapes.parts.clone()
+    parts[1, 5] = (~shapes.allowed_parts[shapes.labels[1]]).nonzero()[0, 0]
+    foreign = replace(shapes, parts=parts)
+    message = r"builtin \(test\): 1 shapes have points on parts of another category: shape 1, of"
+    with pytest.raises(ValueError, match=message):
+        build_model("dgcnn_partseg", foreign, dict(SMALL))
+    with pytest.raises(ValueError, match="has no colours"):
+        build_model("dgcnn_semseg", scenes(torch.zeros(1, 4).long()), {**SMALL, "colors": True})
+    with pytest.raises(ValueError, match="all points are unlabelled"):
+        build_model("dgcnn_semseg", scenes(torch.full((1, 4), -1)), dict(SMALL))
