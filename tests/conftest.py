@@ -6,7 +6,10 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-ROOMS = "geometry nn backbones models losses metrics testing data training convert pictures cli"
+pytest_plugins = ["pytester"]
+ROOMS = (
+    "geometry nn backbones models losses metrics testing data training convert pictures certify cli"
+)
 # not kernels: Triton reads the source of its functions and cannot have them wrapped
 install_import_hook([f"locotrans.{room}" for room in ROOMS.split()], "beartype.beartype")
 torch.set_num_threads(1)  # two workers share two cores

@@ -40,6 +40,8 @@ def test_commands_run(command, readme_folder):
         words.remove("--epochs")
     if words[0] == "eval":
         words += ["--shapes", "32", "--rotations", "1"]
+    if words[0] == "certify":
+        words += ["--points", "24", "--shapes", "2", "--radius", "120", "--rotations", "1"]
     ran = subprocess.run(
         [sys.executable, "-m", "locotrans.cli", *words],
         cwd=readme_folder,

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "train": train_command(arguments),
             "eval": evaluate,
             "segment": segment,
+            "certify": certify,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -217,6 +218,103 @@ def segment(
         batch_size=batch_size,
         device=device,
     )
+
+
+def certify(
+    target: tyro.conf.Positional[str],
+    files: tyro.conf.Positional[tuple[Path, ...]] = (),
+    /,
+    data: str = "builtin",
+    root: Path | None = None,
+    split: str = "test",
+    shapes: int = 8,
+    points: int = 128,
+    keeps: tuple[str, ...] | None = None,
+    breaks: tuple[str, ...] | None = None,
+    outputs: tuple[str, ...] | None = None,
+    radius: float = 20.0,
+    searched: int = 1,
+    rotations: int = 8,
+    precision: Literal["float64", "float32"] | None = None,
+    tolerance: float | None = None,
+    json: Path | None = None,
+    picture: Path | None = None,
+    options: tuple[str, ...] = (),
+    classes: int = 40,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> int:
+    """Measure how invariant a network is, and where it is worst; exit status 1 if it fails.
+
+    Args:
+        target: Model (see `locotrans list`), run folder, .safetensors or .onnx file, or
+            module:function, which is a network on points (b, n, 3) or makes one.
+        files: Clouds to try; by default some of the data set.
+        data: Data set to take clouds from.
+        root: Folder that holds the data set's files.
+        split: Split of the data set.
+        shapes: Shapes of the data set.
+        points: Points of each cloud.
+        keeps: Properties that must hold: rotation permutation translation scale reflection batch
+            duplicates ties float32 tf32 bfloat16; by default those that the target declares.
+        breaks: Properties that must not hold; the rest are reported.
+        outputs: Further outputs to hold to it, as NAME=invariant or NAME=equivariant.
+        radius: The search enters every ball of rotations of this radius, in degrees; half of it
+            takes eight times as long.
+        searched: Clouds that are searched for their worst rotation.
+        rotations: Random rotations of each cloud.
+        precision: Precision of the network; by default float64 where it can be had.
+        tolerance: Error that is forgiven, in units of the spread of the answers.
+        json: File to write the result to.
+        picture: PNG file for a map of the error over all rotations.
+        options: Options of a named model as KEY=VALUE.
+        classes: Classes of a named model.
+        seed: Seed of everything random.
+        batch_size: Clouds at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from locotrans.certify.picture import error_map
+    from locotrans.certify.run import certify_target, load_clouds
+    from locotrans.certify.targets import load_target
+    from locotrans.pictures import save_figure
+    from locotrans.training.record import environment, find_device, write_json
+
+    for flag, path in (("--json", json), ("--picture", picture)):
+        if path is not None and not path.parent.is_dir():
+            raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it first")
+    place = find_device(device)
+    network = load_target(target, options, classes)
+    clouds, facts = load_clouds(files, data, root, split, shapes, points, seed)
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("rotations", total=None)
+        certificate = certify_target(
+            network,
+            clouds,
+            keeps=keeps,
+            breaks=breaks,
+            outputs=outputs,
+            clouds=facts,
+            radius=radius,
+            searched=searched,
+            rotations=rotations,
+            precision=precision,
+            tolerance=tolerance,
+            device=place,
+            batch_size=batch_size,
+            seed=seed,
+            report=lambda done: progress.update(task, advance=done),
+        )
+    print(certificate)
+    if json is not None:
+        write_json(json, {**certificate.to_json(), "environment": environment(place)})
+    if picture is not None:
+        save_figure(error_map(certificate), picture)
+    return 0 if certificate.passed else 1
 
 
 def data_commands() -> None:

@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locotrans.geometry.rotations import random_rotations, rotation_angle
+from locotrans.geometry.rotations import random_rotations, rotation_angle, rotation_axis
 
 Model = Callable[[Tensor], Any]
 Output = str | Callable[[Any], Any] | None
@@ -69,7 +69,7 @@ def assert_invariant(
 
     def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
         for i, R in enumerate(matrices):
-            yield f"{_describe(R)} ({i + 1} of {len(matrices)})", _turn(points, R), _same
+            yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), _same
 
     return _compare(model, points, transformed(), "invariant", output, seed, tolerance)
 
@@ -116,7 +116,7 @@ def assert_equivariant(
 
     def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
         for i, R in enumerate(matrices):
-            yield f"{_describe(R)} ({i + 1} of {len(matrices)})", _turn(points, R), rotate(R)
+            yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), rotate(R)
 
     return _compare(
         model, points, transformed(), "equivariant", output, seed, tolerance, prefer_logits=False
@@ -275,7 +275,7 @@ def _compare(
     if tolerance is None:
         tolerance = TOLERANCES[points.dtype]
     worst, where = 0.0, ""
-    with _undisturbed(model, points):
+    with undisturbed(model, points):
         reference = _call(model, points, output, seed, prefer_logits)
         for what, clouds, change in transformed:
             answer = _call(model, clouds, output, seed, prefer_logits)
@@ -295,7 +295,7 @@ def _compare(
 
 
 @contextmanager
-def _undisturbed(model: Model, points: Tensor) -> Iterator[None]:
+def undisturbed(model: Model, points: Tensor) -> Iterator[None]:
     """Leave buffers and the global random state as they were found; track no gradient."""
     module = _module(model)
     buffers = [] if module is None else [(b, b.clone()) for b in module.buffers()]
@@ -320,16 +320,16 @@ def _call(
     """Return the chosen tensors of the model's answer by name."""
     torch.manual_seed(seed)  # the same dropout in every call
     answer = model(points)
-    if output is None and prefer_logits and _part(answer, "logits") is not None:
+    if output is None and prefer_logits and named_part(answer, "logits") is not None:
         output = "logits"
     if isinstance(output, str):
-        chosen = _part(answer, output)
+        chosen = named_part(answer, output)
         if chosen is None:
             raise ValueError(f"the model's answer has no {output!r}")
-        named = dict(_tensors(chosen, output))
+        named = dict(named_tensors(chosen, output))
     else:
         name = getattr(output, "__name__", "output")
-        named = dict(_tensors(answer if output is None else output(answer), name))
+        named = dict(named_tensors(answer if output is None else output(answer), name))
     if output is None:
         named = {name: x for name, x in named.items() if x.is_floating_point()}
     if not named:
@@ -337,11 +337,12 @@ def _call(
     return named
 
 
-def _part(answer: Any, name: str) -> Any:
+def named_part(answer: Any, name: str) -> Any:
+    """Return an attribute or key of an answer, or None."""
     return answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
 
 
-def _tensors(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def named_tensors(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """List the tensors in a nest of tuples, lists, mappings and dataclasses."""
     if isinstance(x, Tensor):
         # a copy: a model may answer with a buffer of its own, and write to it in the next call
@@ -358,7 +359,7 @@ def _tensors(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     else:
         return
     for key, value in parts:
-        yield from _tensors(value, key if name == "output" else f"{name}.{key}")
+        yield from named_tensors(value, key if name == "output" else f"{name}.{key}")
 
 
 def _relative_error(value: Tensor, expected: Tensor) -> float:
@@ -386,7 +387,7 @@ def _matrices(rotations: int | Tensor, seed: int) -> Tensor:
     return matrices
 
 
-def _turn(points: Tensor, R: Tensor) -> Tensor:
+def turn(points: Tensor, R: Tensor) -> Tensor:
     """Rotate in float64, so that in any dtype the model is tested, and not the rotation."""
     return (points.double() @ R.to(points.device).mT).to(points.dtype)
 
@@ -399,19 +400,14 @@ def _orders(points: Tensor, count: int, seed: int) -> list[Tensor]:
     return [torch.randperm(n, generator=generator).to(points.device) for _ in range(count)]
 
 
-def _describe(R: Tensor) -> str:
+def describe_matrix(R: Tensor) -> str:
     """Say what a matrix does: its angle and axis if it is a rotation, else its entries."""
     identity = torch.eye(3, dtype=R.dtype)
     if (R @ R.mT - identity).abs().max() > 1e-6 or torch.linalg.det(R) < 0:
         rows = "; ".join(" ".join(f"{x:.3f}" for x in row) for row in R.tolist())
         return f"the matrix [{rows}], which is not a rotation,"
-    # (R + R^T) / 2 = cos I + (1 - cos) a a^T, with every column of a a^T along the axis a
     angle = rotation_angle(R)
-    outer = (R + R.mT) / 2 - angle.cos() * identity
-    column = outer[:, outer.diagonal().argmax()]
-    skew = torch.stack([R[2, 1] - R[1, 2], R[0, 2] - R[2, 0], R[1, 0] - R[0, 1]])
-    axis = column / column.norm().clamp_min(1e-300) * (1 if column @ skew >= 0 else -1)
-    x, y, z = axis.tolist()
+    x, y, z = rotation_axis(R).tolist()
     return f"a rotation by {math.degrees(angle):.1f} degrees about ({x:.3f}, {y:.3f}, {z:.3f})"
 
 

@@ -16,6 +16,7 @@ from locotrans.geometry.rotations import (
     random_axis_rotations,
     random_rotations,
     rotation_angle,
+    rotation_axis,
 )
 from locotrans.geometry.vectors import center, safe_length, safe_normalize
 
@@ -36,6 +37,7 @@ __all__ = [
     "random_axis_rotations",
     "random_rotations",
     "rotation_angle",
+    "rotation_axis",
     "safe_length",
     "safe_normalize",
     "symmetric_frame",

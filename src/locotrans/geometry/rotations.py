@@ -81,3 +81,20 @@ def rotation_angle(R: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch"]:
         dim=-1,
     )
     return torch.atan2(skew.norm(dim=-1), R.diagonal(dim1=-2, dim2=-1).sum(-1) - 1)
+
+
+def rotation_axis(R: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch 3"]:
+    """Return the unit axis about which each rotation turns by its `rotation_angle`.
+
+    ``(R + R^T) / 2 = cos I + (1 - cos) a a^T``: every column of ``a a^T`` lies along the axis a,
+    and the longest is taken, which keeps full precision up to 180 degrees.
+
+    Degenerate: the identity has no axis and gives the zero vector; by 180 degrees the sign is free.
+    """
+    cosine = rotation_angle(R).cos()[..., None, None]
+    outer = (R + R.mT) / 2 - cosine * torch.eye(3, dtype=R.dtype, device=R.device)
+    longest = outer.diagonal(dim1=-2, dim2=-1).argmax(-1)
+    column = outer.gather(-1, longest[..., None, None].expand(*R.shape[:-1], 1)).squeeze(-1)
+    skew = R[..., [2, 0, 1], [1, 2, 0]] - R[..., [1, 2, 0], [2, 0, 1]]
+    sign = torch.where((column * skew).sum(-1, keepdim=True) >= 0, 1.0, -1.0)
+    return sign * column / column.norm(dim=-1, keepdim=True).clamp_min(1e-30)

@@ -1,0 +1,304 @@
+r"""The checks of a certificate.
+
+**Error.** The largest change of an output, divided by its *spread*: the largest distance of that
+output from its mean over the clouds. An error of 1 is as large as the difference between shapes.
+**Tolerance.** `TOLERANCES`, by precision: in float64 whether the property holds at all, in float32
+one per cent of what tells shapes apart, in TF32 and bfloat16 ten.
+**Expectation.** A property that the network *keeps* must stay within the tolerance, one that it
+*breaks* must exceed it, and any other is reported.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from locotrans.certify.cases import (
+    Case,
+    Kind,
+    alone,
+    lattice,
+    mirrored,
+    permuted,
+    radius_of,
+    repeated,
+    scaled,
+    shifted,
+    turned,
+    with_repeats,
+)
+from locotrans.certify.network import Answers, Network, takes
+from locotrans.certify.result import Certificate, Expected, Row, relative_change, spread_of
+from locotrans.certify.search import Search, search_rotations
+from locotrans.geometry import random_rotations
+from locotrans.testing import describe_matrix
+
+TOLERANCES = {"float64": 1e-8, "float32": 1e-2, "tf32": 1e-1, "bfloat16": 1e-1}
+PROPERTIES = (
+    "rotation",
+    "permutation",
+    "translation",
+    "scale",
+    "reflection",
+    "batch",
+    "duplicates",
+    "ties",
+    "float32",
+    "tf32",
+    "bfloat16",
+)
+"""What a network can keep or break. Batch: other clouds beside it. Duplicates: some points given
+twice. Ties: rotations of a regular grid. The precisions: rotations when it computes in them."""
+KEEPS = ("rotation", "permutation", "batch", "float32")
+"""What a network is held to unless it says otherwise."""
+WORST = "worst rotation found"
+CHUNK = 256  # rotations of the search between two reports
+
+
+def certify(
+    model: Callable[[Tensor], Any],
+    points: Float[Tensor, "b n 3"],
+    *,
+    keeps: Iterable[str] = KEEPS,
+    breaks: Iterable[str] = (),
+    outputs: Mapping[str, Kind] | None = None,
+    radius: float = 20.0,
+    searched: int = 1,
+    rotations: int = 8,
+    precision: str | None = None,
+    tolerance: float | None = None,
+    device: torch.device | str = "cpu",
+    batch_size: int = 32,
+    seed: int = 0,
+    target: str = "the network",
+    clouds: str = "",
+    report: Callable[[int], None] | None = None,
+) -> Certificate:
+    """Measure what transformations of clouds do to a network's answer, and judge it.
+
+    Args:
+        model: a module or any callable on points (b, n, 3), whose outputs have the clouds as their
+            first axis. The answer is ``logits``, or else the first floating-point output.
+        points: clouds to try, best of different shapes.
+        keeps: which of `PROPERTIES` must hold.
+        breaks: which must not.
+        outputs: further outputs, by name, that rotations leave alone ("invariant") or turn
+            ("equivariant"); those of points, (b, n, c), must follow a permutation too.
+        radius: guarantee of the search for the worst rotation, in degrees (`search_rotations`).
+        searched: how many of the clouds are searched.
+        rotations: random rotations, and random orders, of every cloud.
+        precision: float64 or float32; by default float64 where the network takes it.
+        tolerance: the error that is forgiven in that precision.
+        device: where to compute.
+        batch_size: clouds at a time.
+        seed: of everything random.
+        target: what to call the network.
+        clouds: what to call the clouds.
+        report: called with a number of rotations of the search as they are done.
+    """
+    expected = _expectations(keeps, breaks)
+    if points.dim() != 3 or points.shape[-1] != 3 or points.numel() == 0:
+        raise ValueError(f"points must have the shape (b, n, 3), got {tuple(points.shape)}")
+    if not 1 <= searched <= len(points):
+        raise ValueError(f"searched must be from 1 to the {len(points)} clouds, got {searched}")
+    if rotations < 1:
+        raise ValueError(f"at least one rotation is needed, got {rotations}")
+    points = points.detach().cpu().double()
+    if precision is None:
+        precision = "float64" if takes(model, "float64", points, device) else "float32"
+    if precision not in ("float64", "float32"):
+        raise ValueError(f"precision must be float64 or float32, got {precision!r}")
+    network = Network(model, precision, device, batch_size)
+    allowed = TOLERANCES[precision] if tolerance is None else tolerance
+    battery = Battery(network, points, allowed, expected)
+    generator = torch.Generator().manual_seed(seed)
+    R = random_rotations(rotations, generator=generator, dtype=torch.float64)
+    kinds = dict(outputs or {})
+    for name in kinds:
+        if name not in battery.reference:
+            known = ", ".join(battery.reference)
+            raise ValueError(f"the network's answer has no {name!r}; it has {known}")
+
+    rows = battery.rows("rotation", "random rotations", turned(points, R, kinds), kinds)
+    search = _search(battery, points[:searched], radius, report)
+    rows.insert(1, battery.worst(search, points[:searched]))
+    orders = permuted(points, rotations, seed)
+    rows += battery.rows("permutation", "random orders of the points", orders, kinds)
+    rows += _transformations(battery, points, R)
+    rows += _special_clouds(battery, points, R)
+    for name in ("float32", "tf32", "bfloat16"):
+        if name != precision:
+            rows.append(_precision(battery, model, name, points, R))
+    facts = clouds or f"{len(points)} clouds of {points.shape[1]} points"
+    return Certificate(target, facts, precision, tuple(rows), search)
+
+
+class Battery:
+    """A network, what is expected of it, and its answers for the clouds as they are."""
+
+    def __init__(
+        self,
+        network: Network,
+        points: Float[Tensor, "b n 3"],
+        tolerance: float,
+        expected: Callable[[str], Expected],
+    ) -> None:
+        self.network, self.tolerance, self.expected = network, tolerance, expected
+        self.reference = network(points)
+        self.answer = next(iter(self.reference))
+        self.spread = {name: spread_of(x) for name, x in self.reference.items()}
+        for name, x in self.reference.items():
+            if not bool(x.isfinite().all()):
+                raise ValueError(f"{name} is not finite for the clouds as they are")
+
+    def rows(
+        self,
+        name: str,
+        check: str,
+        cases: Iterable[Case],
+        outputs: Iterable[str] = (),
+        reference: Answers | None = None,
+    ) -> list[Row]:
+        """Carry out a check; a row for the answer, and for each of some more outputs.
+
+        Args:
+            name: the property.
+            check: what it is called in the table.
+            cases: what is done to the clouds.
+            outputs: names of further outputs.
+            reference: the outputs as they were, if not for the clouds as they are.
+        """
+        reference = self.reference if reference is None else reference
+        found: dict[str, list[tuple[float, str]]] = {self.answer: [], **{x: [] for x in outputs}}
+        changed = []
+        for what, clouds, change in cases:
+            answers = self.network(clouds)
+            for output, seen in found.items():
+                before = change(output, reference[output])
+                after = _same_points(answers[output], before)
+                error = float(relative_change(after, before, self.spread[output]).max())
+                seen.append((error, what))
+                if output == self.answer:
+                    changed.append(changed_decisions(after, before))
+        rows = []
+        for output, seen in found.items():
+            error, where = max(seen)
+            share = sum(changed) / len(changed) if output == self.answer else None
+            expected = self.expected(name)
+            rows.append(Row(name, check, output, expected, error, self.tolerance, share, where))
+        return rows
+
+    def skipped(self, name: str, check: str, why: str) -> Row:
+        """Return the row of a check that cannot be carried out."""
+        expected = self.expected(name)
+        return Row(name, check, self.answer, expected, None, self.tolerance, note=why)
+
+    def errors(self, points: Float[Tensor, "b n 3"], R: Float[Tensor, "r 3 3"]) -> Tensor:
+        """Return, for each rotation, the largest error over the given clouds, the first ones."""
+        clouds = (points.unsqueeze(0) @ R.unsqueeze(1).mT).flatten(0, 1)
+        after = self.network(clouds)[self.answer]
+        before = self.reference[self.answer][: len(points)]
+        before = before.repeat(len(R), *[1] * (before.dim() - 1))
+        change = relative_change(after, before, self.spread[self.answer])
+        return change.view(len(R), len(points)).amax(1)
+
+    def worst(self, search: Search, points: Float[Tensor, "b n 3"]) -> Row:
+        """Return the row of the search, which was carried out on the given clouds."""
+        R, error = search.worst
+        after = self.network(points @ R.mT)[self.answer]
+        changed = changed_decisions(after, self.reference[self.answer][: len(points)])
+        expected = self.expected("rotation")
+        note = describe_matrix(R)
+        return Row("rotation", WORST, self.answer, expected, error, self.tolerance, changed, note)
+
+
+def changed_decisions(after: Float[Tensor, "b *c"], before: Float[Tensor, "b *c"]) -> float:
+    """Return the share of decisions, largest entries of the last axis, that differ."""
+    if after.shape != before.shape:
+        return 1.0
+    return (after.argmax(-1) != before.argmax(-1)).double().mean().item()
+
+
+def _expectations(keeps: Iterable[str], breaks: Iterable[str]) -> Callable[[str], Expected]:
+    kept, broken = set(keeps), set(breaks)
+    for name in kept | broken:
+        if name not in PROPERTIES:
+            raise ValueError(f"unknown property {name!r}; known are {', '.join(PROPERTIES)}")
+    if kept & broken:
+        raise ValueError(f"{', '.join(sorted(kept & broken))} cannot be both kept and broken")
+    return lambda name: "keeps" if name in kept else "breaks" if name in broken else "reported"
+
+
+def _search(
+    battery: Battery,
+    points: Float[Tensor, "b n 3"],
+    radius: float,
+    report: Callable[[int], None] | None,
+) -> Search:
+    def errors(R: Tensor) -> Tensor:
+        found = []
+        for chunk in R.split(CHUNK):
+            found.append(battery.errors(points, chunk))
+            if report is not None:
+                report(len(chunk))
+        return torch.cat(found)
+
+    return search_rotations(errors, radius)
+
+
+def _transformations(
+    battery: Battery, points: Float[Tensor, "b n 3"], R: Float[Tensor, "r 3 3"]
+) -> Iterator[Row]:
+    """Yield the rows of transformations that are neither rotations nor permutations."""
+    yield from battery.rows("translation", "translation", shifted(points, R[0, 0]))
+    yield from battery.rows("scale", "scale", scaled(points))
+    yield from battery.rows("reflection", "reflection", mirrored(points, R))
+    yield from battery.rows("batch", "without the other clouds", alone(points))
+
+
+def _special_clouds(
+    battery: Battery, points: Float[Tensor, "b n 3"], R: Float[Tensor, "r 3 3"]
+) -> Iterator[Row]:
+    """Yield the rows of clouds that make neighbours hard to tell: repeated points, a grid."""
+    again, turns = "an eighth of the points given twice", "random rotations, points given twice"
+    grid = "random rotations of a grid (ties)"
+    if getattr(battery.network.model, "fixed_points", None) is not None:
+        why = "the file takes one number of points only"
+        for name, check in (("duplicates", again), ("rotation", turns), ("ties", grid)):
+            yield battery.skipped(name, check, why)
+        return
+    yield from battery.rows("duplicates", again, repeated(points))
+    doubled, cube = with_repeats(points), lattice(points.shape[1], radius_of(points))
+    for name, check, clouds in (("rotation", turns, doubled), ("ties", grid, cube)):
+        reference = battery.network(clouds)
+        yield from battery.rows(name, check, turned(clouds, R), reference=reference)
+
+
+def _precision(
+    battery: Battery,
+    model: Callable[[Tensor], Any],
+    name: str,
+    points: Float[Tensor, "b n 3"],
+    R: Float[Tensor, "r 3 3"],
+) -> Row:
+    """Return the row of rotations in another precision."""
+    device, check = battery.network.device, f"random rotations in {name}"
+    if name == "tf32" and device.type != "cuda":
+        return battery.skipped(name, check, "not measured here: TF32 needs a CUDA device")
+    if not takes(model, name, points, device):
+        return battery.skipped(name, check, f"the network cannot be asked in {name}")
+    network = Network(model, name, device, battery.network.batch_size)
+    other = Battery(network, points, TOLERANCES[name], battery.expected)
+    (row,) = other.rows(name, check, turned(points, R))
+    before, after = (x.reference[x.answer] for x in (battery, other))
+    apart = float(relative_change(after, before, battery.spread[battery.answer]).max())
+    note = f"{row.note}; {apart:.1e} from the answer in {battery.network.precision}"
+    return replace(row, note=note)
+
+
+def _same_points(after: Tensor, before: Tensor) -> Tensor:
+    """Leave out what belongs to points that were appended."""
+    return after[:, : before.shape[1]] if before.dim() > 2 else after
