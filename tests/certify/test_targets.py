@@ -114,6 +114,6 @@ def test_bad(certify_invariance):
 def test_the_fixture_fails_a_test_with_the_table(pytester):
     pytester.makepyfile(PLUGIN_TEST)
     pytester.makeini("[pytest]\naddopts =")
-    result = pytester.runpytest_inprocess("-p", "locotrans_pytest", "-p", "no:xdist")
+    result = pytester.runpytest_inprocess("-p", "no:xdist")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*random rotations *FAIL*", "*the network fails*"])
