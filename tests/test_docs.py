@@ -97,7 +97,7 @@ def test_tests_exist(test):
 def test_commands_parse(command, monkeypatch, capsys):
     parsed = []
 
-    def train(config):
+    def train(config, stop_after=None):
         model_config(config.model, **parse_options(config.model, config.options))
         parsed.append(config)
         return {"evaluation": {}}
@@ -116,6 +116,6 @@ def test_commands_parse(command, monkeypatch, capsys):
 
 
 def test_a_command_with_a_mistake_would_be_found(monkeypatch):
-    monkeypatch.setattr("locotrans.training.train", lambda config: {"evaluation": {}})
+    monkeypatch.setattr("locotrans.training.train", lambda config, stop_after: {"evaluation": {}})
     with pytest.raises(SystemExit):
         cli.main(["train", "--model", "locotrans_dgcnn", "--frames", "gram_schmidt"])

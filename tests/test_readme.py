@@ -43,7 +43,7 @@ def test_commands_run(command, readme_folder):
     if words[0] == "certify":
         words += ["--points", "24", "--shapes", "2", "--radius", "120", "--rotations", "1"]
     ran = subprocess.run(
-        [sys.executable, "-m", "locotrans.cli", *words],
+        [sys.executable, "-m", "locotrans", *words],
         cwd=readme_folder,
         capture_output=True,
         text=True,

@@ -1,7 +1,8 @@
 """The command line: parses, calls, prints.
 
 What a user can get wrong ends in one line, "error: ...", and exit status 2; anything else is a
-bug and shows its traceback. A subcommand imports what it needs when it runs.
+bug and shows its traceback. A run that `--stop-after` ended has the exit status 3. A subcommand
+imports what it needs when it runs.
 """
 
 import argparse
@@ -19,11 +20,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from locotrans import __version__
 from locotrans.data.transforms import RotationProtocol
-from locotrans.training.config import TrainConfig, parse_options, read_config
+from locotrans.training.config import TrainConfig, parse_options
+from locotrans.training.presets import base_config, list_presets, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+STOPPED = 3  # exit status of a run that --stop-after ended
 Flags = Annotated[TrainConfig, tyro.conf.arg(name="")]  # no prefix: --epochs, not --flags.epochs
 
 
@@ -43,12 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "info": info,
             "list": list_names,
             "data": data_commands,
+            "checkpoint": checkpoint_commands,
         }
         if list(arguments[:1]) == ["data"]:
             tyro.extras.subcommand_cli_from_dict(
                 {"check": check_data, "export": export_data, "prepare-s3dis": prepare_rooms},
                 prog="locotrans data",
                 description="Look at data sets on disk, and write them.",
+                args=arguments[1:],
+            )
+            return
+        if list(arguments[:1]) == ["checkpoint"]:
+            tyro.extras.subcommand_cli_from_dict(
+                {"split": split_files, "join": join_files},
+                prog="locotrans checkpoint",
+                description="Cut large files of a run into parts that can travel, and join them.",
                 args=arguments[1:],
             )
             return
@@ -81,22 +93,42 @@ def demo(out: Path = Path("demo"), seed: int = 0) -> None:
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., None]:
-    """Return the `train` subcommand; where a config file is named, it gives the defaults."""
+    """Return the `train` subcommand; a config file or a preset that is named gives the defaults."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     finder.add_argument("--config", type=Path, nargs="?")
-    file = finder.parse_known_args(arguments)[0].config
-    defaults = TrainConfig() if file is None else read_config(file)
+    finder.add_argument("--preset", nargs="?")
+    finder.add_argument("--model", nargs="?")
+    given = finder.parse_known_args(arguments)[0]
+    if given.config is not None and given.preset is not None:
+        raise ValueError("--config and --preset both give the defaults; name one of them")
+    in_use = list(arguments[:1]) == ["train"]  # other commands may have such flags too
+    defaults = base_config(given.preset, given.model) if in_use else TrainConfig()
+    if given.config is not None:
+        defaults = read_config(given.config)
 
-    def train(flags: Flags = defaults, config: Path | None = None) -> None:
+    def train(
+        flags: Flags = defaults, config: Path | None = None, stop_after: float | None = None
+    ) -> None:
         """Train a model; a run that was cut goes on if its command is repeated.
+
+        Under torchrun, processes share every batch:
+        torchrun --nproc-per-node 2 -m locotrans train ...
 
         Args:
             flags: The settings of the run.
             config: JSON or TOML file of settings; flags override it.
+            stop_after: Seconds after which to stop with a checkpoint and exit status 3 (0 under
+                torchrun, which takes any other for a failure); the same command goes on.
         """
+        from locotrans.training import Stopped
         from locotrans.training import train as run
 
-        print_evaluation(run(flags)["evaluation"])
+        try:
+            record = run(flags, stop_after=stop_after)
+        except Stopped as stopped:
+            print(stopped)
+            sys.exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED)
+        print_evaluation(record["evaluation"])
 
     return train
 
@@ -374,6 +406,35 @@ def prepare_rooms(raw: tyro.conf.Positional[Path], out: tyro.conf.Positional[Pat
     print(f"{len(prepare_s3dis(raw, out))} rooms are in {out}")
 
 
+def checkpoint_commands() -> None:
+    """Cut large files into parts, and join them: `locotrans checkpoint --help`."""
+
+
+def split_files(path: tyro.conf.Positional[Path], /, size: int = 16) -> None:
+    """Cut a file, or all large files of a run folder, into parts; the whole ones are removed.
+
+    Args:
+        path: File or folder.
+        size: Largest part in MiB.
+    """
+    from locotrans.training.parts import MEBIBYTE, split
+
+    for part in split(path, size * MEBIBYTE):
+        print(part)
+
+
+def join_files(path: tyro.conf.Positional[Path], /) -> None:
+    """Put files together again from their parts; the parts are removed.
+
+    Args:
+        path: File or folder.
+    """
+    from locotrans.training.parts import join
+
+    for file in join(path):
+        print(file)
+
+
 def weights_file(path: Path) -> Path:
     """Return the weights of a run folder, or the file itself."""
     if not path.is_dir():
@@ -480,9 +541,10 @@ def shape_flow(model: "nn.Module", points: "Tensor", depth: int) -> list[tuple[s
 
 
 def list_names() -> None:
-    """List the models and the data sets."""
+    """List the models, the data sets and the presets."""
     from locotrans import list_models
     from locotrans.data import list_datasets
 
     print("models:   ", " ".join(list_models()))
     print("data sets:", " ".join(list_datasets()))
+    print("presets:  ", " ".join(list_presets()))

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from locotrans.distributed import mean_over_processes
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import safe_normalize
 
@@ -85,8 +86,12 @@ def consistency_loss(
 
 
 def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
-    """Return the mean of ``x`` where ``mask`` holds, 0 where it nowhere does, without a wait."""
-    return (x * mask).sum() / mask.sum().clamp_min(1)
+    """Return the mean of ``x`` where ``mask`` holds, 0 where it nowhere does, without a wait.
+
+    Where several processes train together, the average of what they return is the mean over all.
+    """
+    count = mean_over_processes(mask.sum().to(x.dtype))
+    return (x * mask).sum() / torch.where(count > 0, count, 1)
 
 
 def point_cross_entropy(

@@ -32,6 +32,11 @@ TINY = TrainConfig(
 )
 
 
+@pytest.fixture(scope="session")
+def tiny_config():
+    return TINY
+
+
 @pytest.fixture
 def tiny(tmp_path):
     return dataclasses.replace(TINY, out=tmp_path / "run")

@@ -13,10 +13,10 @@ from locotrans.training.config import (
     derive_seed,
     differing_keys,
     parse_options,
-    read_config,
     to_json,
     typed_fields,
 )
+from locotrans.training.presets import read_config
 
 UNUSUAL = TrainConfig(
     model="dgcnn",

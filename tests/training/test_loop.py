@@ -51,7 +51,7 @@ def test_the_weights_give_the_recorded_result(tiny, uncut):
     assert metadata["points"] == tiny.points
     assert metadata["rotation"] == "z"
     assert len(metadata["class_names"]) == metadata["num_classes"]
-    assert evaluate(model, Run(tiny).test_set, "so3", batch_size=8) == record["evaluation"]
+    assert evaluate(model, Run(tiny).held_out, "so3", batch_size=8) == record["evaluation"]
     checkpoint, _ = load_weights(uncut / "checkpoint.safetensors")
     for name, value in model.state_dict().items():
         assert torch.equal(value, checkpoint.state_dict()[name])

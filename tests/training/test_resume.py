@@ -154,7 +154,7 @@ def test_a_moved_folder_goes_on(unfinished, uncut, tmp_path):
 
 def test_what_cannot_be_resumed_is_left_as_it_is(unfinished):
     run = Run(unfinished)
-    run.train_set = run.test_set
+    run.train_set = run.held_out
     with pytest.raises(ValueError, match="trained on other data"):
         run.open_folder()
 

@@ -4,6 +4,8 @@ Each has the plain PyTorch code as its specification, and is used in its place: 
 float32 and bfloat16 tensors, by Triton; on a CPU for float32 tensors in evaluation without
 gradients, by Numba. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`, decides:
 "auto" (the default) or "off". Without Triton or Numba, or anywhere else, the plain code runs.
+So it does where several processes train together: the kernels take the statistics of batch norm
+from the shapes of their own process.
 """
 
 import importlib.util
@@ -11,6 +13,8 @@ import os
 
 import torch
 from torch import Tensor
+
+from locotrans.distributed import processes
 
 _SETTINGS = ("auto", "off")
 _setting = "auto"
@@ -32,6 +36,7 @@ def use_kernels(x: Tensor) -> bool:
         and x.is_cuda
         and x.dtype in (torch.float32, torch.bfloat16)
         and _has_triton
+        and not (torch.is_grad_enabled() and processes() > 1)
     )
 
 

@@ -2,7 +2,8 @@
 
 A weights file holds the state dict under its own names, and in its header, as JSON, all that is
 needed to build the model again. A checkpoint is a weights file with more in it: tensors whose
-names contain a slash (``optimizer/...``, ``epoch/...``) and the step in the header.
+names contain a slash (``optimizer/...``, ``average/...``, ``epoch/...``) and the step in the
+header.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from locotrans.models import create_model, model_config
+from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
 from locotrans.training.record import write_atomically
 
@@ -78,6 +80,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     """Build the model of a weights file or checkpoint, in eval mode on the CPU.
 
+    Of a checkpoint that keeps an average of the weights, the average is taken.
+
     Returns:
         The model, and the header: ``model``, ``config``, ``num_classes``, ``class_names``,
         ``data`` and what else was recorded.
@@ -92,7 +96,7 @@ def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
         raise ValueError(f"{path} does not describe a model: its header has no {error}") from None
     except ValueError as error:
         raise ValueError(f"{path} describes a model that cannot be built: {error}") from None
-    load_state(model, tensors, path)
+    load_state(model, averaged(tensors) or tensors, path)
     return model.eval(), metadata
 
 

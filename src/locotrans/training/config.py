@@ -5,7 +5,6 @@ A field's docstring is its help text on the command line.
 
 import dataclasses
 import json
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,21 @@ from locotrans.models import model_config
 # (the data themselves are compared by checksum).
 MOVABLE = frozenset({"root", "device", "out", "checkpoint_seconds"})
 
+AT_LEAST_ONE = ("points", "epochs", "scale")
+BELOW_ONE = ("smoothing", "momentum", "averaging", "validation")
+NOT_NEGATIVE = (
+    *BELOW_ONE,
+    *("lr", "final_lr", "warm_up", "weight_decay", "orthogonality_weight", "consistency_weight"),
+    *("shift", "seed", "evaluate_every", "checkpoint_seconds"),
+)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
     """A training run; the defaults are the paper's recipe."""
 
+    preset: str | None = None
+    """Recipe that gives the defaults of all other settings (see `locotrans list`)."""
     model: str = "locotrans_dgcnn_light"
     """Model to train (see `locotrans list`)."""
     options: tuple[str, ...] = ()
@@ -41,6 +50,12 @@ class TrainConfig:
     """Training shapes to generate, for a set that is generated; by default its usual number."""
     test_shapes: int | None = None
     """Test shapes to generate, likewise."""
+    validation: float = 0.0
+    """Share of the training shapes, chosen by the seed, to evaluate on instead of the test split;
+    they are not trained on, and the test split is not read. 0: off."""
+    draw_from: int | None = None
+    """Points of each shape to draw --points from, anew in every step; by default always the same
+    points."""
     rotation: RotationProtocol = "z"
     """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
     epochs: int = 250
@@ -48,13 +63,20 @@ class TrainConfig:
     batch_size: int = 32
     """Shapes per step; the last partial batch of an epoch is dropped."""
     lr: float = 0.1
-    """Learning rate of the first step."""
+    """Learning rate of the first step, or at the end of the warm-up."""
     final_lr: float = 0.001
     """Learning rate that the cosine schedule ends at."""
+    warm_up: float = 0.0
+    """Epochs in which the learning rate rises to --lr, before the cosine; 0: none."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimiser: sgd (with momentum) or adamw."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of SGD, or the first beta of AdamW (the second is 0.999)."""
     weight_decay: float = 1e-4
-    """Weight decay of SGD."""
+    """Weight decay, of all parameters: added to the gradient (sgd) or decoupled from it (adamw)."""
+    averaging: float = 0.0
+    """Decay, a step, of a moving average of the weights, such as 0.999; the average is what is
+    evaluated and stored as the result. 0: the weights themselves."""
     smoothing: float = 0.2
     """Label smoothing: the share of probability given to the other classes."""
     orthogonality_weight: float = 0.1
@@ -74,7 +96,7 @@ class TrainConfig:
     evaluate_every: int = 0
     """Epochs between evaluations on the test split; 0: after the last epoch only."""
     evaluate_rotation: RotationProtocol = "so3"
-    """Rotation of the test shapes in these evaluations."""
+    """Rotation of the shapes in these evaluations."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints; 0: after every step."""
     device: str = "auto"
@@ -83,42 +105,29 @@ class TrainConfig:
     """Run folder; a run that was cut is taken up again where its checkpoint stands."""
 
     def __post_init__(self) -> None:
-        for name in ("points", "epochs", "scale"):
+        for name in AT_LEAST_ONE:
             _require(self, name, 1)
         _require(self, "batch_size", 2)  # batch norm needs two
-        for name in ("lr", "final_lr", "momentum", "weight_decay", "smoothing", "shift", "seed"):
+        for name in NOT_NEGATIVE:
             _require(self, name, 0)
-        for name in ("orthogonality_weight", "consistency_weight"):
-            _require(self, name, 0)
-        for name in ("evaluate_every", "checkpoint_seconds"):
-            _require(self, name, 0)
-        for name in ("smoothing", "momentum"):
+        for name in BELOW_ONE:
             if not getattr(self, name) < 1:
                 raise ValueError(f"{name} must be below 1, got {getattr(self, name)}")
+        if not self.warm_up < self.epochs:
+            raise ValueError(f"warm_up must be below the {self.epochs} epochs, got {self.warm_up}")
         for name in ("shapes", "test_shapes"):
             if getattr(self, name) is not None:
                 _require(self, name, 1)
+        if self.draw_from is not None and self.draw_from <= self.points:
+            raise ValueError(
+                f"draw_from must exceed the {self.points} points to draw, got {self.draw_from}"
+            )
 
 
 def _require(config: TrainConfig, name: str, least: int) -> None:
     value = getattr(config, name)
     if not value >= least:  # also catches nan
         raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def read_config(path: Path) -> TrainConfig:
-    """Read a config file, JSON or TOML; keys that it leaves out keep their defaults."""
-    try:
-        parse = tomllib.loads if path.suffix == ".toml" else json.loads
-        values = parse(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not a readable config file: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold one object of keys and values")
-    try:
-        return TrainConfig(**typed_fields(TrainConfig, values))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
 
 
 def to_json(config: Any) -> dict[str, Any]:

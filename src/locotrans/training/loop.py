@@ -2,6 +2,9 @@
 
 So a checkpoint holds no state of a random generator, and a run that was cut goes on as if it had
 not been. Within an epoch the loop waits for the device only to write a checkpoint.
+
+Under torchrun every process goes through the same loop on its share of each batch; the first one
+evaluates, writes and prints.
 """
 
 import json
@@ -16,35 +19,60 @@ from rich.progress import Progress
 from torch import Tensor
 
 from locotrans.data.transforms import (
+    drop_points,
     protocol_rotations,
     random_scale,
     random_shift,
     rotate,
     shuffle_points,
 )
+from locotrans.distributed import process, processes
 from locotrans.geometry import Axis
 from locotrans.training.config import TrainConfig, derive_seed, to_json
 from locotrans.training.evaluate import evaluate
+from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
 from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder
 
 
-def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]:
+class Stopped(Exception):  # noqa: N818 (it is no error)
+    """A run reached the time that it was given, and its checkpoint is written."""
+
+
+def train(
+    config: TrainConfig, console: Console | None = None, stop_after: float | None = None
+) -> dict[str, Any]:
     """Train a model in its run folder, from the start or from its checkpoint, to the end.
 
     The folder receives ``config.json``, ``environment.json``, ``metrics.jsonl`` (a line per
     epoch), ``checkpoint.safetensors``, and at the end ``weights.safetensors`` and ``record.json``.
     A finished run is left as it is. The global random state of torch is seeded at every step.
 
+    Args:
+        config: the settings of the run.
+        console: where to print.
+        stop_after: stop with a checkpoint after this many seconds, counted from the call; the
+            step that is under way is finished first, and an epoch's evaluation too.
+
     Returns:
         The run's record.
 
     Raises:
+        Stopped: after ``stop_after`` seconds; the same call goes on.
         ValueError: if the folder holds another run, or a loss is no longer finite.
         OSError: if a file cannot be written; what was there before is whole.
     """
-    console = console or Console()
-    check_folder(config)
+    deadline = math.inf if stop_after is None else time.monotonic() + stop_after
+    with joined_processes(config.device):
+        if process() > 0:
+            console = Console(quiet=True)
+        return train_until(config, console or Console(), deadline)
+
+
+def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[str, Any]:
+    """Do as `train`, until a moment of the monotonic clock."""
+    if process() == 0:
+        check_folder(config)
     record = config.out / "record.json"
     if record.exists():
         console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
@@ -60,11 +88,14 @@ def train(config: TrainConfig, console: Console | None = None) -> dict[str, Any]
         markup=False,
     )
     with Progress(console=console, disable=not console.is_terminal) as bar:
-        run_epochs(run, bar)
-    return finish(run)
+        run_epochs(run, bar, deadline)
+    if process() == 0:
+        finish(run)
+    wait_for_processes()
+    return read_json(record)
 
 
-def run_epochs(run: Run, bar: Progress) -> None:
+def run_epochs(run: Run, bar: Progress, deadline: float) -> None:
     """Take all steps that are left, with an entry in the metrics after each epoch."""
     config, length = run.config, run.steps_per_epoch
     task = bar.add_task(config.model, total=config.epochs * length, completed=run.step)
@@ -79,21 +110,33 @@ def run_epochs(run: Run, bar: Progress) -> None:
             bar.advance(task)
             if index + 1 == length:
                 bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True, markup=False)
-            if time.monotonic() - saved >= config.checkpoint_seconds:
+            now = time.monotonic()
+            stop = deadline < math.inf and any_process(now >= deadline, run.device)
+            if stop or now - saved >= config.checkpoint_seconds:
                 run.save_checkpoint()
                 saved = time.monotonic()
+            if stop and run.step < config.epochs * length:
+                raise Stopped(
+                    f"stopped at step {run.step} of {config.epochs * length}, as asked; the "
+                    f"checkpoint is in {run.folder}. Repeat the command to go on"
+                )
     run.save_checkpoint()
 
 
 def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
-    """Take one step on the shapes of the given indices, and add its figures to the sums."""
+    """Take one step on the shapes of the given indices, and add its figures to the sums.
+
+    Of several processes, each augments the whole batch, as one alone would, and takes its share;
+    dropout draws its own numbers in each.
+    """
     config = run.config
-    seed = derive_seed(config.seed, STEP, run.step)
-    torch.manual_seed(seed)  # dropout
-    generator = torch.Generator(run.device).manual_seed(seed)
+    key = (config.seed, STEP, run.step)
+    torch.manual_seed(derive_seed(*key, process()) if process() else derive_seed(*key))  # dropout
+    generator = torch.Generator(run.device).manual_seed(derive_seed(*key))
     points = augment(run.points[batch], config, run.train_set.up, generator)
     lr = learning_rate(config, run.step, run.steps_per_epoch)
-    run.add(run.take_step(points, run.labels[batch], lr))
+    mine = slice(process(), None, processes())
+    run.add(run.take_step(points[mine].contiguous(), run.labels[batch[mine]], lr))
 
 
 def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
@@ -110,21 +153,23 @@ def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
         **{name: value.item() / run.steps_per_epoch for name, value in run.sums.items()},
         "seconds": round(run.seconds, 3),
     }
+    run.sums.clear()
+    if process() > 0:
+        return line
     due = config.evaluate_every and (epoch + 1) % config.evaluate_every == 0
     if due or epoch + 1 == config.epochs:
         line["evaluation"] = evaluate(
-            run.model,
-            run.test_set,
+            run.result,
+            run.held_out,
             config.evaluate_rotation,
             batch_size=config.batch_size,
             device=run.device,
         )
     append_line(run.metrics_path, line)
-    run.sums.clear()
     return line
 
 
-def finish(run: Run) -> dict[str, Any]:
+def finish(run: Run) -> None:
     """Write the weights of the last epoch and the record of the run."""
     lines = run.metrics_path.read_text().splitlines() if run.metrics_path.exists() else []
     if len(lines) != run.config.epochs:
@@ -142,7 +187,6 @@ def finish(run: Run) -> dict[str, Any]:
     )
     run.save_weights()
     write_json(run.folder / "record.json", record)
-    return record
 
 
 def summary(line: dict[str, Any]) -> str:
@@ -150,13 +194,20 @@ def summary(line: dict[str, Any]) -> str:
     text = f"epoch {line['epoch']:3d}  loss {line['total']:.4f}  accuracy {line['accuracy']:.3f}"
     if "evaluation" in line:
         result = line["evaluation"]
-        text += f"  test accuracy ({result['rotation']}) {result['overall_accuracy']:.3f}"
+        share = f"{result['overall_accuracy']:.3f}"
+        text += f"  {result['split']} accuracy ({result['rotation']}) {share}"
     return f"{text}  {line['seconds']:.1f} s"
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a step: half a cosine from ``lr`` down to ``final_lr``."""
-    done = step / (config.epochs * steps_per_epoch)
+    """Return the learning rate of a step: a linear warm-up, then half a cosine.
+
+    The cosine goes from ``lr`` down to ``final_lr``.
+    """
+    warm_up = config.warm_up * steps_per_epoch
+    if step < warm_up:
+        return config.lr * (step + 1) / (math.floor(warm_up) + 1)
+    done = (step - warm_up) / (config.epochs * steps_per_epoch - warm_up)
     return config.final_lr + (config.lr - config.final_lr) * (1 + math.cos(math.pi * done)) / 2
 
 
@@ -168,12 +219,14 @@ def epoch_order(shapes: int, seed: int, epoch: int) -> Int[Tensor, " s"]:
 
 def augment(
     points: Float[Tensor, "b n 3"], config: TrainConfig, up: Axis, generator: torch.Generator
-) -> Float[Tensor, "b n 3"]:
-    """Scale and shift each cloud along its own axes, rotate it, and shuffle its points.
+) -> Float[Tensor, "b m 3"]:
+    """Draw the points, scale and shift each cloud along its axes, rotate and shuffle it.
 
     The rotation comes after the scaling, so that a shape is stretched along the axes of its
     canonical pose and then turned, as if another such object had been turned.
     """
+    if config.draw_from is not None:
+        points = drop_points(points, config.draw_from - config.points, generator=generator)
     if config.scale > 1:
         points = random_scale(points, 1 / config.scale, config.scale, generator=generator)
     if config.shift > 0:

@@ -1,13 +1,16 @@
 """A run: its folder, model, optimiser and data, and where it stands."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset
+from locotrans.distributed import process, processes
 from locotrans.models import create_model
+from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import (
     load_optimizer,
     load_state,
@@ -20,14 +23,14 @@ from locotrans.training.config import (
     derive_seed,
     differing_keys,
     parse_options,
-    read_config,
     to_json,
 )
+from locotrans.training.presets import read_config
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step
 
 # keys of derive_seed: one stream of random numbers for each purpose
-INITIAL_WEIGHTS, EPOCH_ORDER, STEP = range(3)
+INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION = range(4)
 
 
 def check_folder(config: TrainConfig) -> None:
@@ -66,8 +69,11 @@ class Run:
         self.folder = config.out
         self.device = find_device(config.device)
         options = parse_options(config.model, config.options)
-        self.train_set = _load(config, "train", config.shapes)
-        self.test_set = _load(config, "test", config.test_shapes)
+        self.train_set, self.held_out = load_data(config)
+        if config.batch_size % processes():
+            raise ValueError(
+                f"batch_size {config.batch_size} must be a multiple of the {processes()} processes"
+            )
         self.steps_per_epoch = len(self.train_set) // config.batch_size
         if self.steps_per_epoch == 0:
             raise ValueError(
@@ -77,16 +83,23 @@ class Run:
         torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
         model = create_model(config.model, len(self.train_set.class_names), **options)
         self.model = model.to(self.device)
+        self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.take_step = Step(self.model, config, self.device)
         self.points = self.train_set.points.to(self.device)
         self.labels = self.train_set.labels.to(self.device)
         with torch.inference_mode():
-            self.model.eval()(self.points[:1])  # clouds that the model refuses are refused here
+            cloud = self.points[:1, : config.points]
+            self.model.eval()(cloud)  # clouds that the model refuses are refused here
         self.model.train()
         self.step = 0  # steps done
         self.seconds = 0.0  # over all parts of the run
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
         self.first_bad_step = torch.tensor(-1, device=self.device)
+
+    @property
+    def result(self) -> nn.Module:
+        """The network that is evaluated and stored: the averaged one where there is one."""
+        return self.model if self.average is None else self.average.model
 
     @property
     def metrics_path(self) -> Path:
@@ -99,9 +112,14 @@ class Run:
         return self.folder / "checkpoint.safetensors"
 
     def open_folder(self) -> None:
-        """Make the folder, or go to its checkpoint and cut the metrics back to that."""
+        """Make the folder, or go to its checkpoint and cut the metrics back to that.
+
+        Of several processes, the first writes and the others only go to the checkpoint.
+        """
         if self.checkpoint_path.exists():
             self._load_checkpoint()
+        if process() > 0:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "config.json").exists():
             write_json(self.folder / "config.json", to_json(self.config))
@@ -118,6 +136,8 @@ class Run:
         bad = ~figures["total"].isfinite() & (self.first_bad_step < 0)
         now = torch.full_like(self.first_bad_step, self.step)  # made on the device, not copied
         self.first_bad_step = torch.where(bad, now, self.first_bad_step)
+        if self.average is not None:
+            self.average.update(self.step)
         self.step += 1
 
     def check_finite(self) -> None:
@@ -135,17 +155,20 @@ class Run:
     def save_checkpoint(self) -> None:
         """Write the checkpoint, unless the numbers have gone bad."""
         self.check_finite()
+        if process() > 0:
+            return
         tensors = {
             **self.model.state_dict(),
             **optimizer_tensors(self.model, self.take_step.optimizer),
+            **({} if self.average is None else self.average.tensors()),
             **{f"epoch/{name}": value for name, value in self.sums.items()},
         }
         write_tensors(self.checkpoint_path, tensors, self._metadata())
 
     def save_weights(self) -> None:
-        """Write the model's weights."""
+        """Write the weights of the result."""
         path = self.folder / "weights.safetensors"
-        write_tensors(path, self.model.state_dict(), self._metadata())
+        write_tensors(path, self.result.state_dict(), self._metadata())
 
     def _load_checkpoint(self) -> None:
         path = self.checkpoint_path
@@ -157,6 +180,8 @@ class Run:
             )
         load_state(self.model, tensors, path)
         load_optimizer(self.model, self.take_step.optimizer, tensors)
+        if self.average is not None:
+            self.average.load(tensors)
         self.step, self.seconds = metadata["step"], metadata["seconds"]
         for name, value in tensors.items():
             if name.startswith("epoch/"):
@@ -182,5 +207,26 @@ class Run:
         }
 
 
-def _load(config: TrainConfig, split: str, shapes: int | None) -> CloudSet:
-    return load_dataset(config.data, split, root=config.root, points=config.points, shapes=shapes)
+def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
+    """Load what a run trains on, and what it is evaluated on: the test split, or a held-out share.
+
+    The held-out shapes are a share of the training split that depends on the seed alone.
+    """
+
+    def load(split: str, points: int, shapes: int | None) -> CloudSet:
+        return load_dataset(config.data, split, root=config.root, points=points, shapes=shapes)
+
+    train = load("train", config.draw_from or config.points, config.shapes)
+    if config.validation == 0:
+        return train, load("test", config.points, config.test_shapes)
+    count = round(config.validation * len(train))
+    if not 0 < count < len(train):
+        raise ValueError(
+            f"validation {config.validation} of {len(train)} shapes leaves {len(train) - count} to "
+            f"train on and {count} to evaluate on; choose another share"
+        )
+    generator = torch.Generator().manual_seed(derive_seed(config.seed, VALIDATION))
+    order = torch.randperm(len(train), generator=generator)
+    whole = train if config.draw_from is None else load("train", config.points, config.shapes)
+    held_out = replace(whole.subset(order[:count].sort().values), split="validation")
+    return train.subset(order[count:].sort().values), held_out

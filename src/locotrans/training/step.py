@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from locotrans.distributed import mean_over_processes, processes
 from locotrans.losses import classification_losses
 from locotrans.training.config import TrainConfig
 
@@ -19,21 +21,21 @@ class Step:
     A step has about a thousand small kernels, and launching them from Python takes longer than
     they run; a recorded graph launches them all at once. Warming up changes weights and statistics,
     so they are put back: recording leaves no trace.
+
+    Where several processes train together, each takes its share of the batch, gradients are
+    averaged, and nothing is recorded.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
         self.model = model
+        self.network: nn.Module = model
+        if processes() > 1:
+            self.network = DistributedDataParallel(model)
         self.config = config
         self.device = device
-        recorded = device.type == "cuda"
+        recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
-        self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=self.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=recorded or None,
-        )
+        self.optimizer = make_optimizer(model, config, self.lr, recorded)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(
@@ -62,7 +64,7 @@ class Step:
         mixed = config.precision == "mixed"
         with float32_products("high" if mixed else "highest"):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-                output = self.model(points)
+                output = self.network(points)
             losses = classification_losses(
                 output,
                 labels,
@@ -75,13 +77,14 @@ class Step:
         accuracy = (output.logits.argmax(-1) == labels).float().mean()
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
         figures["accuracy"] = accuracy
-        return list(figures), torch.stack([v.float() for v in figures.values()])
+        values = torch.stack([v.float() for v in figures.values()])
+        return list(figures), mean_over_processes(values)
 
     def _record(self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"]) -> None:
         """Record the step, with buffers that later batches are copied into."""
         self._points, self._labels = points.clone(), labels.clone()
         weights = {name: x.clone() for name, x in self.model.state_dict().items()}
-        momenta = {p: x.clone() for p, x in self._momenta()}
+        memory = {key: x.clone() for key, x in self._memory()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -94,14 +97,36 @@ class Step:
             self._names, self._figures = self._take(self._points, self._labels)
         for name, x in self.model.state_dict().items():
             x.copy_(weights[name])
-        for parameter, x in self._momenta():
+        for key, x in self._memory():
             # before the first step there is none, which is the same as zero
-            x.copy_(momenta.get(parameter, torch.zeros_like(x)))
+            x.copy_(memory.get(key, torch.zeros_like(x)))
 
-    def _momenta(self) -> list[tuple[Tensor, Tensor]]:
-        """Return every parameter that has a momentum, and the momentum."""
+    def _memory(self) -> list[tuple[tuple[Tensor, str], Tensor]]:
+        """Return what the optimiser remembers, by parameter and kind."""
         states = self.optimizer.state.items()
-        return [(p, s["momentum_buffer"]) for p, s in states if "momentum_buffer" in s]
+        return [((p, k), x) for p, s in states for k, x in s.items() if isinstance(x, Tensor)]
+
+
+def make_optimizer(
+    model: nn.Module, config: TrainConfig, lr: float | Tensor, recorded: bool
+) -> torch.optim.Optimizer:
+    """Build the config's optimiser, for a step that is recorded as a graph or not."""
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(
+            model.parameters(),
+            lr=lr,
+            betas=(config.momentum, 0.999),
+            weight_decay=config.weight_decay,
+            fused=recorded or None,
+            capturable=recorded,
+        )
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        fused=recorded or None,
+    )
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""Several processes that train one network: what they have to know of each other.
+
+Each has an equal share of every batch. Where an average over the batch enters the network (batch
+norm) or a loss, it must be that of the whole batch, so that the result does not depend on how many
+processes share it. With a single process, all of this does nothing.
+"""
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, distributed
+
+
+def processes() -> int:
+    """Return how many processes train together: 1, unless torch.distributed runs."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size()
+
+
+def process() -> int:
+    """Return the number of this process; 0 is the one that writes files."""
+    return distributed.get_rank() if processes() > 1 else 0
+
+
+def mean_over_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Return the mean of a tensor of each process, the same for all.
+
+    Gradient: none flows.
+    """
+    if processes() == 1:
+        return x
+    total = x.detach().clone()
+    distributed.all_reduce(total)
+    return total / processes()
+
+
+def gather_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "p *shape"]:
+    """Return the tensors of all processes, stacked in order.
+
+    Gradient: each process receives the sum of what all of them ask of its tensor.
+    """
+    return _Gather.apply(x)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        all_of_them = [torch.empty_like(x) for _ in range(processes())]
+        distributed.all_gather(all_of_them, x.contiguous())
+        return torch.stack(all_of_them)
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        total = grads[0].contiguous().clone()
+        distributed.all_reduce(total)
+        return total[process()]

@@ -1,0 +1,112 @@
+"""Named recipes: the hyperparameters of a training run, without what a table varies.
+
+A preset says which data, schedule, optimiser and augmentation; the model, its options, the training
+rotation and the seed are the run's own. `deviations` tells a run that follows its preset from one
+that bears its name with other settings, so that tables never mix the two.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from locotrans.training.config import MOVABLE, TrainConfig, typed_fields
+
+# What a preset leaves open: which network and protocol, and how a run is measured.
+OPEN = MOVABLE | {
+    *("preset", "model", "options", "rotation", "seed", "evaluate_every", "evaluate_rotation"),
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A recipe: settings for all models, and what differs for some."""
+
+    title: str
+    settings: Mapping[str, Any]
+    by_model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+PRESETS: dict[str, Preset] = {
+    "modelnet40": Preset(
+        "the paper's recipe for ModelNet40",
+        {
+            "data": "modelnet40",
+            "points": 1024,
+            "epochs": 250,
+            "batch_size": 32,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "final_lr": 0.001,
+            "momentum": 0.9,
+            "weight_decay": 1e-4,
+            "smoothing": 0.2,
+            "orthogonality_weight": 0.1,
+            "consistency_weight": 0.1,
+            "scale": 1.5,
+            "shift": 0.2,
+            "shuffle": True,
+        },
+        {"locotrans_dgcnn_light": {"shift": 0.15}},
+    ),
+}
+
+
+def list_presets() -> list[str]:
+    """Return the names that `preset_config` knows."""
+    return sorted(PRESETS)
+
+
+def preset_config(name: str, model: str = TrainConfig.model) -> TrainConfig:
+    """Return the settings of a preset for a model.
+
+    Raises:
+        ValueError: the preset is not known.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise ValueError(f"unknown preset {name!r}{hint} Known: {', '.join(list_presets())}")
+    preset = PRESETS[name]
+    settings = {**preset.settings, **preset.by_model.get(model, {})}
+    return TrainConfig(preset=name, model=model, **settings)
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Read a config file, JSON or TOML.
+
+    Keys that it leaves out are those of the preset that it names, or the defaults.
+    """
+    try:
+        parse = tomllib.loads if path.suffix == ".toml" else json.loads
+        values = parse(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a readable config file: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold one object of keys and values")
+    try:
+        settings = typed_fields(TrainConfig, values)
+        return replace(base_config(settings.get("preset"), settings.get("model")), **settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def base_config(preset: str | None, model: str | None) -> TrainConfig:
+    """Return the settings of a preset or, without one, the defaults."""
+    model = model or TrainConfig.model
+    return TrainConfig(model=model) if preset is None else preset_config(preset, model)
+
+
+def deviations(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings by which a run departs from its preset, or from the defaults.
+
+    What a preset leaves open (model, options, training rotation, seed, how often to evaluate, where
+    the run lies) is no departure.
+    """
+    recipe = base_config(config.preset, config.model)
+    names = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in OPEN]
+    return {n: getattr(config, n) for n in names if getattr(config, n) != getattr(recipe, n)}

@@ -1,0 +1,222 @@
+"""Recipes, averages, validation, time boxes and parts: what a long training needs."""
+
+import dataclasses
+import io
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from locotrans.cli import main
+from locotrans.training import Stopped, TrainConfig, load_weights, preset_config, train
+from locotrans.training import loop as loop_module
+from locotrans.training.average import WeightAverage
+from locotrans.training.checkpoint import read_tensors
+from locotrans.training.loop import augment, learning_rate
+from locotrans.training.parts import join, split
+from locotrans.training.presets import PRESETS, deviations, list_presets, read_config
+from locotrans.training.run import load_data
+
+QUIET = Console(file=io.StringIO())
+RECIPE = {
+    "optimizer": "adamw",
+    "lr": 0.001,
+    "final_lr": 0.0,
+    "warm_up": 0.5,
+    "averaging": 0.9,
+    "validation": 0.3,
+    "draw_from": 24,
+}
+
+
+@pytest.fixture
+def ours(tiny):
+    """A run with everything that the paper's recipe does not have."""
+    return dataclasses.replace(tiny, **RECIPE, shapes=20)
+
+
+def outcome(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    digest = read_tensors(folder / "weights.safetensors")[1]["sha256"]
+    return digest, [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def test_a_run_in_time_boxes_of_one_step_ends_with_the_same_bits(ours, tmp_path):
+    whole = dataclasses.replace(ours, out=tmp_path / "whole", checkpoint_seconds=1e9)
+    train(whole, QUIET)
+    for box in (1, 2):  # 14 shapes, one step an epoch
+        with pytest.raises(Stopped, match=f"step {box} of 3"):
+            train(ours, QUIET, stop_after=0.0)
+        split(ours.out, 10_000)
+        assert all(path.stat().st_size <= 10_000 for path in ours.out.iterdir())
+        assert join(ours.out) == [ours.out / "checkpoint.safetensors"]
+    train(ours, QUIET, stop_after=0.0)
+    assert outcome(ours.out) == outcome(whole.out)
+
+
+def test_the_average_is_what_is_evaluated_and_stored(ours):
+    record = train(dataclasses.replace(ours, draw_from=None), QUIET)
+    tensors, _ = read_tensors(ours.out / "checkpoint.safetensors")
+    weights, _ = read_tensors(ours.out / "weights.safetensors")
+    assert weights.keys() == {name for name in tensors if "/" not in name}
+    assert all(torch.equal(weights[name], tensors[f"average/{name}"]) for name in weights)
+    assert any(not torch.equal(weights[name], tensors[name]) for name in weights)
+    loaded, _ = load_weights(ours.out / "checkpoint.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.state_dict().items())
+    assert record["evaluation"]["split"] == "validation"
+
+
+def test_the_average_by_hand():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
+    average = WeightAverage(model, decay=0.5)
+    expected = model[0].weight.item()
+    for step, decay in enumerate((0.1, 2 / 11, 3 / 12)):
+        with torch.no_grad():
+            model[0].weight.fill_(step)
+            model[1].num_batches_tracked.fill_(step)
+        average.update(step)
+        expected = decay * expected + (1 - decay) * step
+    assert average.model[0].weight.item() == pytest.approx(expected, rel=1e-6)
+    assert average.model[1].num_batches_tracked.item() == 2
+    average.update(10**6)  # later: the decay that was asked for
+    assert average.model[0].weight.item() == pytest.approx((expected + 2) / 2, rel=1e-6)
+
+
+def test_validation_is_a_share_of_the_training_split_and_the_test_split_is_not_read(tiny):
+    config = dataclasses.replace(tiny, validation=0.25, shapes=20)
+    whole, _ = load_data(dataclasses.replace(config, validation=0.0))
+    rest, held_out = load_data(config)
+    assert (len(rest), len(held_out), held_out.split) == (15, 5, "validation")
+    rows = {bytes(cloud.numpy().tobytes()) for cloud in whole.points}
+    parts = [{bytes(c.numpy().tobytes()) for c in part.points} for part in (rest, held_out)]
+    assert parts[0] | parts[1] == rows
+    assert parts[0].isdisjoint(parts[1])
+    again = load_data(dataclasses.replace(config, draw_from=32))[1]
+    assert again.checksum == load_data(dataclasses.replace(config))[1].checksum
+    other = load_data(dataclasses.replace(config, seed=1))[1]
+    assert other.checksum != held_out.checksum
+    with pytest.raises(ValueError, match=r"0\.01 of 20 shapes leaves 20 to train on and 0"):
+        load_data(dataclasses.replace(config, validation=0.01))
+
+
+def test_points_are_drawn_anew_from_more(generator):
+    points = torch.randn(2, 9, 3, generator=generator)
+    off = {"rotation": "none", "scale": 1.0, "shift": 0.0, "shuffle": False}
+    config = TrainConfig(points=5, draw_from=9, **off)
+    clouds = [augment(points, config, "z", generator) for _ in range(2)]
+    assert not torch.equal(clouds[0], clouds[1])
+    for cloud in clouds:
+        assert cloud.shape == (2, 5, 3)
+        for drawn, pool in zip(cloud, points, strict=True):
+            rows = {tuple(row) for row in drawn.tolist()}
+            assert len(rows) == 5
+            assert rows <= {tuple(row) for row in pool.tolist()}
+
+
+def test_warm_up_rises_to_the_cosine():
+    config = TrainConfig(epochs=10, lr=0.1, final_lr=0.001, warm_up=2.0)
+    rates = [learning_rate(config, step, 5) for step in range(50)]
+    assert rates[:10] == pytest.approx([0.1 * (step + 1) / 11 for step in range(10)])
+    assert rates[10] == 0.1
+    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+    assert learning_rate(config, 50, 5) == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"warm_up": 3.0}, "warm_up must be below the 3 epochs, got 3"),
+        ({"averaging": 1.0}, "averaging must be below 1"),
+        ({"validation": -0.1}, "validation must be at least 0"),
+        ({"draw_from": 16}, "draw_from must exceed the 16 points to draw, got 16"),
+        ({"averaging": math.nan}, "averaging must be at least 0"),
+    ],
+)
+def test_bad_recipes(tiny, change, reason):
+    with pytest.raises(ValueError, match=reason):
+        dataclasses.replace(tiny, **change)
+
+
+def test_the_paper_s_preset():
+    full, light = preset_config("modelnet40", "locotrans_dgcnn"), preset_config("modelnet40")
+    assert (full.shift, light.shift) == (0.2, 0.15)
+    for config in (full, light):
+        assert (config.data, config.points, config.epochs) == ("modelnet40", 1024, 250)
+        assert (config.optimizer, config.lr, config.final_lr) == ("sgd", 0.1, 0.001)
+        assert (config.momentum, config.weight_decay, config.smoothing) == (0.9, 1e-4, 0.2)
+        assert (config.averaging, config.warm_up, config.validation) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_what_a_table_varies_is_no_deviation_and_all_else_is(name):
+    config = preset_config(name, "dgcnn")
+    varied = {"rotation": "so3", "seed": 7, "options": ("k=10",), "evaluate_every": 5}
+    assert deviations(dataclasses.replace(config, **varied)) == {}
+    assert deviations(dataclasses.replace(config, epochs=60)) == {"epochs": 60}
+    assert PRESETS[name].title
+
+
+def test_a_config_file_may_name_a_preset(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('preset = "modelnet40"\nmodel = "dgcnn"\nepochs = 60\n')
+    assert read_config(file) == dataclasses.replace(preset_config("modelnet40", "dgcnn"), epochs=60)
+    file.write_text('preset = "modelnet"\n')
+    with pytest.raises(ValueError, match=r"unknown preset 'modelnet'; did you mean 'modelnet40'"):
+        read_config(file)
+
+
+def test_stop_after_on_the_command_line(tmp_path, capsys, monkeypatch):
+    words = "train --model dgcnn --points 8 --shapes 8 --test-shapes 4 --batch-size 4 --epochs 1"
+    command = [*words.split(), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    command += ["--options", "k=4", "widths=4,4", "embedding=8", "head_widths=8,4"]
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(SystemExit) as caught:
+        main([*command, "--stop-after", "0"])
+    assert caught.value.code == 3
+    assert "stopped at step 1 of 2" in capsys.readouterr().out
+    main(["checkpoint", "split", str(tmp_path / "run"), "--size", "1"])
+    assert capsys.readouterr().out == ""  # nothing is that large
+    main(command)
+    assert "from step 1" in capsys.readouterr().out
+
+
+def test_a_preset_on_the_command_line(monkeypatch):
+    seen = []
+    monkeypatch.setattr("locotrans.training.train", lambda config, stop_after: seen.append(config))
+    monkeypatch.setattr("locotrans.cli.print_evaluation", lambda result: None)
+    for words in ("--preset modelnet40 --model locotrans_dgcnn --seed 3", "--preset=modelnet40"):
+        with pytest.raises(TypeError):  # there is no record
+            main(["train", *words.split()])
+    assert seen[0] == dataclasses.replace(preset_config("modelnet40", "locotrans_dgcnn"), seed=3)
+    assert seen[1] == preset_config("modelnet40")
+
+
+def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
+    file = tmp_path / "weights.bin"
+    file.write_bytes(bytes(range(100)))
+    parts = split(file, 40)
+    assert [part.name for part in parts] == [f"weights.bin.part-{i}-of-3" for i in range(3)]
+    assert not file.exists()
+    content = parts[1].read_bytes()
+    parts[1].write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=r"part-1-of-3 is damaged"):
+        join(tmp_path)
+    parts[1].unlink()
+    with pytest.raises(ValueError, match=r"part weights\.bin\.part-1-of-3 is missing"):
+        join(file)
+    parts[1].write_bytes(content)
+    assert join(tmp_path) == [file]
+    assert file.read_bytes() == bytes(range(100))
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(ValueError, match="has no parts here"):
+        join(file)
+
+
+def test_a_stop_at_the_last_step_is_the_end(tiny, monkeypatch):
+    monkeypatch.setattr(loop_module.time, "monotonic", lambda: 0.0)
+    record = train(dataclasses.replace(tiny, epochs=1, shapes=8), QUIET, stop_after=0.0)
+    assert record["selection"] == "last epoch"

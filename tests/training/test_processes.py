@@ -1,0 +1,130 @@
+"""Several processes train as one does, and one that is killed is started again."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from locotrans import create_model
+from locotrans.losses import classification_losses
+from locotrans.training import train
+from locotrans.training.config import to_json
+from locotrans.training.processes import any_process
+
+# What torchrun does, in processes that are forked and so need not import torch again. The worker
+# of process 1 kills itself once, after a few steps. When all is trained, each takes the gradients
+# of its half of a batch.
+LAUNCHER = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import torch._dynamo
+from rich.console import Console
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.nn.parallel import DistributedDataParallel
+from locotrans import create_model
+from locotrans.losses import classification_losses
+from locotrans.training import loop, read_config, train
+from locotrans.training.processes import joined_processes
+
+def work(folder):
+    step, rank = loop.train_step, int(os.environ["RANK"])
+    def dying(run, batch):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and run.step == 4 and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(run, batch)
+    loop.train_step = dying
+    train(read_config(folder / "config.json"), Console(quiet=True))
+    batch = torch.load(folder / "batch", weights_only=True)
+    with joined_processes("cpu"):
+        model = create_model("locotrans_dgcnn", 5, **batch["options"]).double()
+        model.load_state_dict(batch["weights"])
+        half = slice(rank, None, 2)
+        network = DistributedDataParallel(model)
+        output = network(batch["points"][half])
+        classification_losses(output, batch["labels"][half]).total.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    torch.save({**gradients, **dict(model.named_buffers())}, folder / f"half-{rank}")
+
+if __name__ == "__main__":
+    launch = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, start_method="fork",
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="test", monitor_interval=0.05,
+    )
+    elastic_launch(launch, work)(Path(sys.argv[1]))
+"""
+NETWORK = {
+    "k": 4,
+    "widths": (8, 8),
+    "vector_widths": (4, 4),
+    "embedding": 16,
+    "vector_embedding": 8,
+    "head_widths": (16, 8),
+    "dropout": 0.0,  # which draws its own numbers in each process
+}
+
+
+@pytest.fixture(scope="module")
+def launched(tiny_config, tmp_path_factory):
+    """A folder in which two processes, one of them killed once, have trained."""
+    folder = tmp_path_factory.mktemp("processes")
+    options = ("k=4", "widths=8,8", "embedding=16", "head_widths=16,8", "dropout=0")
+    config = dataclasses.replace(
+        tiny_config, model="dgcnn", options=options, epochs=2, averaging=0.9, out=folder / "two"
+    )
+    (folder / "config.json").write_text(json.dumps(to_json(config)))
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn", 5, **NETWORK).double()
+    batch = {"points": torch.randn(8, 16, 3).double(), "labels": torch.randint(5, (8,))}
+    torch.save({**batch, "options": NETWORK, "weights": model.state_dict()}, folder / "batch")
+    (folder / "launcher.py").write_text(LAUNCHER)
+    done = subprocess.run(
+        [sys.executable, folder / "launcher.py", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL" in done.stderr  # it was killed
+    return config, model, batch
+
+
+def test_two_processes_train_as_one_and_survive_a_kill(launched, tmp_path):
+    config, _, _ = launched
+    alone = dataclasses.replace(config, out=tmp_path / "one")
+    train(alone)
+    one, two = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (alone.out, config.out)
+    )
+    assert [line["epoch"] for line in two] == [1, 2]
+    for single, shared in zip(one, two, strict=True):
+        assert shared["total"] == pytest.approx(single["total"], rel=1e-4)
+        assert shared["accuracy"] == pytest.approx(single["accuracy"], abs=1e-6)
+
+
+def test_halves_of_a_batch_give_the_gradients_and_statistics_of_the_whole(launched):
+    config, model, batch = launched
+    classification_losses(model(batch["points"]), batch["labels"]).total.backward()
+    expected = {name: p.grad for name, p in model.named_parameters()} | dict(model.named_buffers())
+    for rank in (0, 1):
+        half = torch.load(config.out.parent / f"half-{rank}", weights_only=True)
+        assert half.keys() == expected.keys()
+        for name, value in expected.items():
+            error = (half[name] - value).double().norm() / value.double().norm().clamp_min(1e-6)
+            assert error < 1e-7, (rank, name, error)
+
+
+def test_one_process_agrees_with_itself():
+    assert any_process(True, torch.device("cpu"))
+    assert not any_process(False, torch.device("cpu"))
+
+
+def test_a_batch_that_cannot_be_shared_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr("locotrans.training.run.processes", lambda: 3)
+    with pytest.raises(ValueError, match="batch_size 8 must be a multiple of the 3 processes"):
+        train(tiny)
