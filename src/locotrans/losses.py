@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locotrans.distributed import mean_over_processes
-from locotrans.geometry.neighbors import gather
+from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_normalize
+from locotrans.kernels import use_kernels
 
 
 class LossTerms(NamedTuple):
@@ -76,7 +77,12 @@ def consistency_loss(
     Differs: Eq. 12 prints the squared difference alone; teacher, stopped gradient and separate
         averages are those of the authors' program.
     """
-    v = gather(safe_normalize(vectors, dim=-2), neighbors)  # (b, n, k, 3, 2)
+    unit = safe_normalize(vectors, dim=-2)
+    if use_kernels(unit):
+        from locotrans.kernels.consistency import consistency
+
+        return consistency(unit.flatten(0, 1), global_index(neighbors))
+    v = gather(unit, neighbors)  # (b, n, k, 3, 2)
     cosines = torch.einsum("bnaic,bndic->cbnad", v, v)  # (2, b, n, k, k)
     first, second = cosines
     first_teaches = first.mean(-1) > second.mean(-1)  # (b, n, k)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from locotrans.geometry.neighbors import global_index
 from locotrans.nn.edge import SLOPE, EdgeConv, leaky_max
-from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 from locotrans.nn.rpr import FrameConv
 

@@ -32,9 +32,9 @@ NETWORKS = {
 
 
 def switch(monkeypatch, on):
-    for room in ("vn", "edge", "graph", "rpr"):
+    for room in ("nn.vn", "nn.edge", "nn.graph", "nn.rpr", "losses"):
         monkeypatch.setattr(
-            f"locotrans.nn.{room}.use_kernels", lambda x: on and x.dtype == torch.float32
+            f"locotrans.{room}.use_kernels", lambda x: on and x.dtype == torch.float32
         )
 
 

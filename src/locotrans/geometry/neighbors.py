@@ -162,6 +162,13 @@ def gather(x: Shaped[Tensor, "..."], index: Int[Tensor, "*batch m k"]) -> Shaped
     return rows.index_select(0, flat_index).reshape(*batch, *index.shape[-2:], *features)
 
 
+def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
+    """Return the neighbours of all m = b n points as rows of the whole batch, for the kernels."""
+    b, n, _ = neighbors.shape
+    offset = n * torch.arange(b, device=neighbors.device)
+    return (neighbors + offset[:, None, None]).flatten(0, 1).int()
+
+
 def farthest_points(points: Float[Tensor, "*batch n 3"], m: int) -> Int[Tensor, "*batch m"]:
     """Choose m points, each the farthest from those chosen before.
 

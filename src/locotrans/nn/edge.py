@@ -7,9 +7,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locotrans.geometry.neighbors import gather
+from locotrans.geometry.neighbors import gather, global_index
 from locotrans.kernels import use_kernels, use_loops
-from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
 SLOPE = 0.2  # of every leaky ReLU of the paper

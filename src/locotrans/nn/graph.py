@@ -1,6 +1,5 @@
 """Neighbourhood graphs of points and of features, by the kernel where there is one."""
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -36,10 +35,3 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
 
         return cpu.knn_features(x, k)
     return knn_features(x, k)
-
-
-def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
-    """Return the neighbours of all m = b n points as rows of the whole batch, for the kernels."""
-    b, n, _ = neighbors.shape
-    offset = n * torch.arange(b, device=neighbors.device)
-    return (neighbors + offset[:, None, None]).flatten(0, 1).int()

@@ -7,11 +7,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locotrans.geometry.neighbors import gather
+from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length, safe_normalize
 from locotrans.kernels import edge_dtype, product_precision, use_kernels, use_loops
 from locotrans.nn.edge import by_rows, leaky_max
-from locotrans.nn.graph import global_index
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
 

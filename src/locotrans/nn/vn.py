@@ -10,11 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locotrans.geometry.neighbors import gather
+from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length
 from locotrans.kernels import use_kernels, use_loops
 from locotrans.nn.edge import SLOPE, by_rows, edge_products, max_mean_pool
-from locotrans.nn.graph import global_index
 from locotrans.nn.norm import BatchNorm
 
 EPS = 1e-6
