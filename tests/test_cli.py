@@ -1,6 +1,9 @@
 import itertools
 import json
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from locotrans.cli import main, shape_flow
 from locotrans.models import create_model
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
+COMMANDS = ["demo", "train", "eval", "perturb", "predict", "embed", "info", "list", "data"]
 OPTIONS = ["k=4", "widths=8,8", "embedding=16", "head_widths=16,8"]
 
 
@@ -43,7 +47,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"locotrans {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["eval"], ["info"], ["list"], ["demo"]])
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         main([*command, "--help"])
@@ -126,21 +130,28 @@ def test_other_settings_in_the_same_folder(run, capsys):
         ("train --data mnist --out {}/new", "unknown data set 'mnist'"),
         ("train --options k=ten --out {}/new", "k must be int, got 'ten'"),
         ("train --epochs 0", "epochs must be at least 1"),
-        ("train --config {}/none.json", "none.json"),
+        ("train --config {}/none.json", "cannot read the config file"),
         ("info lenet", "unknown model 'lenet'"),
         ("info dgcnn --points 3", "too small for k = 20"),
         ("info dgcnn --options k", "KEY=VALUE"),
-        ("eval {}/none.safetensors --data builtin", "none.safetensors does not exist"),
-        ("eval {} --data builtin", "weights.safetensors does not exist"),
+        (
+            "eval {}/none.safetensors --data builtin",
+            "none.safetensors: there is no such run folder or weights file",
+        ),
+        ("eval {} --data builtin", "is not a run folder: it holds no weights.safetensors"),
         ("eval {}/cut --data builtin", "cut is not finished"),
         ("eval {}/text.safetensors --data builtin", "text.safetensors is damaged or not"),
+        ("perturb {}/none", "no such run folder or weights file"),
+        ("predict --weights {}/cut", "name files or folders"),
+        ("predict {}/a.ply --weights {}/cut", "cut is not finished"),
+        ("embed {}/a.ply --weights {}/text.safetensors --out x.npz", "damaged or not"),
     ],
 )
 def test_mistakes_end_in_one_line(arguments, reason, tmp_path, capsys):
     (tmp_path / "text.safetensors").write_text("not a tensor in sight")
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut" / "config.json").write_text("{}")
-    assert reason in error_of(arguments.format(tmp_path).split(), capsys)
+    assert reason in error_of(arguments.replace("{}", str(tmp_path)).split(), capsys)
     assert not (tmp_path / "new").exists()
 
 
@@ -163,6 +174,71 @@ def test_mistakes_of_eval(run, tmp_path, capsys):
     nameless = tmp_path / "nameless.safetensors"
     write_tensors(nameless, tensors, {k: v for k, v in metadata.items() if k != "points"})
     assert "it has no 'points'" in error_of(["eval", str(nameless)], capsys)
+
+
+def test_perturb(run, tmp_path, capsys):
+    result = tmp_path / "result.json"
+    flags = ["--shapes", "10", "--noise", "0", "0.02", "--dropped", "3", "--severities", "2"]
+    main(["perturb", str(run), *flags, "--corruptions", "ball", "drop", "--json", str(result)])
+    output = capsys.readouterr().out
+    assert all(words in output for words in ("noise, sigma", "points dropped", "severity", "ball"))
+    values = json.loads(result.read_text())
+    assert (values["model"], values["weights"], values["rotation"]) == ("dgcnn", str(run), "so3")
+    assert [row["name"] for row in values["rows"]] == [
+        *("none", "noise", "noise", "dropped", "ball", "drop")
+    ]
+    assert [row["points"] for row in values["rows"]] == [16, 16, 16, 13, 16, 10]
+    assert "can drop 0 to 15" in error_of(["perturb", str(run), "--shapes", "10"], capsys)
+
+
+def test_predict_and_embed(run, tmp_path, capsys):
+    cloud = np.random.default_rng(0).normal(size=(40, 3))
+    (tmp_path / "in").mkdir()
+    np.save(tmp_path / "in" / "a,\n\x1bb.npy", cloud)
+    arguments = [str(tmp_path / "in"), "--weights", str(run)]
+    main(["predict", *arguments, "--rotations", "2"])  # returns: the status is 0
+    captured = capsys.readouterr()
+    assert captured.out.count("\n") == 1
+    assert "a,\\n\\x1bb.npy: " in captured.out
+    assert "agreement" in captured.out
+    np.save(tmp_path / "in" / "bad.npy", cloud[:0])
+    for command in (["predict", "--csv"], ["embed", "--out"]):
+        out = tmp_path / f"{command[0]}.npz"
+        with pytest.raises(SystemExit) as caught:
+            main([command[0], *arguments, command[1], str(out)])
+        assert caught.value.code == 1
+        assert out.exists()
+        assert "2 files in" in capsys.readouterr().err
+
+
+def test_mistakes_of_predict(run, tmp_path, capsys):
+    cloud = tmp_path / "cloud.npy"
+    np.save(cloud, np.eye(3))
+    predict = ["predict", str(cloud), "--weights", str(run)]
+    assert "too small for k" in error_of([*predict, "--points", "3"], capsys)
+    assert "not available" in error_of([*predict, "--device", "abacus"], capsys)
+    missing = str(tmp_path / "missing" / "x.csv")
+    assert "x.csv: No such file or directory" in error_of([*predict, "--csv", missing], capsys)
+    assert "it is not a file" in error_of([*predict, "--csv", str(tmp_path)], capsys)
+    assert "would replace" in error_of([*predict, "--json", str(cloud)], capsys)
+    both = ["--csv", str(tmp_path / "x"), "--json", str(tmp_path / "x")]
+    assert "name two files" in error_of([*predict, *both], capsys)
+    tensors, metadata = read_tensors(run / "weights.safetensors")
+    other = tmp_path / "other.safetensors"
+    write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})
+    assert "does not name the" in error_of([*predict[:3], str(other)], capsys)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["cloud.npy", "other.safetensors"]
+
+
+def test_output_that_nobody_reads_is_no_traceback(run, tmp_path):
+    np.save(tmp_path / "a.npy", np.eye(3))
+    program = [sys.executable, "-c", "from locotrans.cli import main; main()"]
+    command = [*program, "predict", str(tmp_path), "--weights", str(run)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        process.stdout.close()
+        assert process.wait() == 1
+        assert "Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize("arguments", ["train --rotation y", "train --bogus 1", "fly", "eval"])

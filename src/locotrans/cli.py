@@ -19,12 +19,17 @@ import tyro
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from locotrans import __version__
+from locotrans.data.corruptions import SEVERITIES
 from locotrans.data.transforms import RotationProtocol
 from locotrans.training.config import TrainConfig, parse_options
+from locotrans.training.perturb import DROPPED, LADDERS, NOISE
 from locotrans.training.presets import base_config, list_presets, read_config
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+    from locotrans.data import CloudSet
 
 STOPPED = 3  # exit status of a run that --stop-after ended
 Flags = Annotated[TrainConfig, tyro.conf.arg(name="")]  # no prefix: --epochs, not --flags.epochs
@@ -41,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "demo": demo,
             "train": train_command(arguments),
             "eval": evaluate,
+            "perturb": perturb,
+            "predict": predict,
+            "embed": embed,
             "segment": segment,
             "certify": certify,
             "info": info,
@@ -72,6 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         if status:
             sys.exit(status)
+    except BrokenPipeError:  # whoever read our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
@@ -164,27 +175,11 @@ def evaluate(
         batch_size: Shapes at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
-    from locotrans.data import load_dataset
     from locotrans.training import evaluate as measure
-    from locotrans.training import load_weights
-    from locotrans.training.record import environment, find_device, write_json
+    from locotrans.training.record import find_device
 
     place = find_device(device)
-    path = weights_file(weights)
-    model, metadata = load_weights(path)
-    for key in ("data", "points", "class_names"):
-        if key not in metadata:
-            raise ValueError(f"{path} does not say what it was trained on: it has no {key!r}")
-    if json is not None and not json.parent.is_dir():
-        raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
-    name = data or metadata["data"]
-    points = metadata["points"] if points is None else points
-    clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
-    if list(clouds.class_names) != metadata["class_names"]:
-        raise ValueError(
-            f"{path} tells other classes apart than data set {name!r} has; "
-            f"evaluate it on {metadata['data']!r}"
-        )
+    model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
     result = measure(
         model,
         clouds,
@@ -195,9 +190,210 @@ def evaluate(
         device=place,
     )
     print_evaluation(result)
-    if json is not None:
-        facts = {"weights": str(path), "training": metadata, "environment": environment(place)}
-        write_json(json, {**result, "model": metadata["model"], **facts})
+    write_result(json, result, weights, metadata, place)
+
+
+def perturb(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    json: Path | None = None,
+    split: str = "test",
+    points: int | None = None,
+    shapes: int | None = None,
+    noise: tuple[float, ...] = NOISE,
+    dropped: tuple[int, ...] = DROPPED,
+    corruptions: tuple[str, ...] = LADDERS,
+    severities: tuple[int, ...] = SEVERITIES,
+    rotations: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights under noise, dropped points and corruptions of growing severity.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file.
+        data: Data set, as for `eval`; by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each perturbed shape: z (about the data set's up axis), so3 or none.
+        json: File to write the result to, with every head.
+        split: Split of the data set.
+        points: Points per shape; by default as in training.
+        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        noise: Deviations of the noise, in radii of the cloud: the paper's Tab. 9.
+        dropped: Numbers of points that are dropped: the paper's Tab. 9.
+        corruptions: Ladders of corruptions; without a name after it, none.
+        severities: Steps of the ladders, from 1 to 5.
+        rotations: Rotations of each shape.
+        seed: Seed of the perturbations and rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from locotrans.training.perturb import perturb as measure
+    from locotrans.training.perturb import perturbation_tables
+    from locotrans.training.record import find_device
+
+    place = find_device(device)
+    model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("cases", total=None)
+        result = measure(
+            model,
+            clouds,
+            noise=noise,
+            dropped=dropped,
+            corruptions=corruptions,
+            severities=severities,
+            rotation=rotation,
+            rotations_per_shape=rotations,
+            seed=seed,
+            batch_size=batch_size,
+            device=place,
+            report=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console = Console()
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
+    console.print(*perturbation_tables(result))
+    write_result(json, result, weights, metadata, place)
+
+
+def predict(
+    paths: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    weights: Path,
+    csv: Path | None = None,
+    json: Path | None = None,
+    rotations: int = 0,
+    points: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> int:
+    """Classify files; print the answers, or write them as CSV or JSON.
+
+    A row for each file: path, class, confidence, agreement, points, and the error of one that could
+    not be read. The exit status is 1 if there was such a file.
+
+    Args:
+        paths: Files or folders (searched at any depth); any mix of formats and sizes.
+        weights: Run folder of `train`, or a .safetensors file.
+        csv: CSV file to write.
+        json: JSON file to write.
+        rotations: Average over this many random poses of each file, and report which share of them
+            agrees with the answer; 0 takes the pose of the file.
+        points: Points chosen of each file; by default as in training.
+        seed: Seed of the poses and of the choice of points.
+        batch_size: Files at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.training.predict import predict as run
+
+    return run(
+        paths,
+        weights,
+        csv=csv,
+        json=json,
+        rotations=rotations,
+        points=points,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        workers=None,
+    )
+
+
+def embed(
+    paths: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    weights: Path,
+    out: Path,
+    per_point: bool = False,
+    points: int | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> int:
+    """Write the embedding of each file, as .npz or .safetensors.
+
+    Arrays: embeddings (files, channels) and paths; failed and reasons of files that could not be
+    read. Per point also points, centers and radii: points * radius + center are the coordinates of
+    the file. In .safetensors, texts are JSON lists in the metadata.
+
+    Args:
+        paths: Files or folders (searched at any depth); any mix of formats and sizes.
+        weights: Run folder of `train`, or a .safetensors file.
+        out: File to write, .npz or .safetensors.
+        per_point: Write the features of every point instead of one vector a file.
+        points: Points chosen of each file; by default as in training.
+        seed: Seed of the choice of points.
+        batch_size: Files at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.training.predict import embed as run
+
+    return run(
+        paths,
+        weights,
+        out,
+        per_point=per_point,
+        points=points,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        workers=None,
+    )
+
+
+def load_test(
+    weights: Path,
+    data: str | None,
+    root: Path | None,
+    split: str,
+    points: int | None,
+    shapes: int | None,
+    json: Path | None,
+) -> tuple["nn.Module", dict[str, Any], "CloudSet"]:
+    """Load trained weights, their header, and the data set to measure them on."""
+    from locotrans.data import load_dataset
+    from locotrans.training import load_weights
+
+    model, metadata = load_weights(weights)
+    for key in ("data", "points", "class_names"):
+        if key not in metadata:
+            raise ValueError(f"{weights} does not say what it was trained on: it has no {key!r}")
+    if json is not None and not json.parent.is_dir():
+        raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
+    name = data or metadata["data"]
+    points = metadata["points"] if points is None else points
+    clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
+    if list(clouds.class_names) != metadata["class_names"]:
+        raise ValueError(
+            f"{weights} tells other classes apart than data set {name!r} has; "
+            f"evaluate it on {metadata['data']!r}"
+        )
+    return model, metadata, clouds
+
+
+def write_result(
+    path: Path | None,
+    result: dict[str, Any],
+    weights: Path,
+    metadata: dict[str, Any],
+    device: "torch.device",
+) -> None:
+    """Write a measurement to the file of ``--json``, with what it was measured of."""
+    from locotrans.training.record import environment, write_json
+
+    if path is not None:
+        facts = {"weights": str(weights), "training": metadata, "environment": environment(device)}
+        write_json(path, {**result, "model": metadata["model"], **facts})
 
 
 def segment(
@@ -238,7 +434,7 @@ def segment(
 
     return run(
         paths,
-        weights_file(weights),
+        weights,
         out,
         form=format,
         category=category,
@@ -435,28 +631,11 @@ def join_files(path: tyro.conf.Positional[Path], /) -> None:
         print(file)
 
 
-def weights_file(path: Path) -> Path:
-    """Return the weights of a run folder, or the file itself."""
-    if not path.is_dir():
-        return path
-    if (path / "config.json").exists() and not (path / "weights.safetensors").exists():
-        raise ValueError(
-            f"{path} is not finished; repeat its train command, "
-            f"or name {path / 'checkpoint.safetensors'} to evaluate it as it stands"
-        )
-    return path / "weights.safetensors"
-
-
 def print_evaluation(result: dict[str, Any]) -> None:
     """Print what `evaluate` returned as a table of heads."""
     from rich.console import Console
     from rich.table import Table
 
-    axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
-    title = (
-        f"{result['data']} {result['split']}, {result['samples']} shapes, "
-        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
-    )
     table = Table()
     table.add_column("head")
     for column in ("overall", "class mean", "agreement"):
@@ -464,8 +643,17 @@ def print_evaluation(result: dict[str, Any]) -> None:
     for head, figures in result["heads"].items():
         table.add_row(head, *(f"{100 * value:.2f}%" for value in figures.values()))
     console = Console()
-    console.print(title, soft_wrap=True, markup=False)
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
     console.print(table)
+
+
+def protocol_of(result: dict[str, Any]) -> str:
+    """Say in a line what was measured how."""
+    axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
+    return (
+        f"{result['data']} {result['split']}, {result['samples']} shapes, "
+        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
+    )
 
 
 def info(

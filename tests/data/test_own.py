@@ -37,6 +37,17 @@ def test_split_by_seed_and_share(folder):
     assert (len(half), half.up) == (15, "y")
 
 
+def test_holes_of_scans_are_left_out_and_said_once(folder, caplog):
+    scan = np.random.default_rng(0).normal(size=(100, 3))
+    scan[::2] = np.nan
+    np.save(folder / "plum" / "scan.npy", scan)
+    sets = [load_dataset("folder:share=0.99", "train", root=folder, points=64) for _ in range(2)]
+    assert all(clouds.points.isfinite().all() for clouds in sets)
+    assert [text for text in caplog.messages if "nan" in text] == [
+        "folder (train): 50 nan points of scans are left out"
+    ]
+
+
 def test_an_added_file_moves_few_others(folder):
     before = set(load_dataset("folder", "train", root=folder, points=8).ids)
     np.save(folder / "apple" / "new.npy", np.ones((20, 3)) * np.arange(20)[:, None])

@@ -83,6 +83,18 @@ def test_batch_size_and_device_do_not_matter_and_the_mode_is_kept():
     assert model.training
 
 
+def test_parts_that_were_frozen_stay_so_even_if_it_fails():
+    model = HeightClassifier().train()
+    model.norm = nn.BatchNorm1d(3).eval()
+    evaluate(model, clouds(), "none")
+    assert model.training
+    assert not model.norm.training
+    model.weight = nn.Parameter(torch.ones(7))
+    with pytest.raises(RuntimeError):
+        evaluate(model, clouds(), "none")
+    assert model.training
+
+
 def test_rotations_depend_on_seed_and_index_alone():
     few, many = clouds(shapes=3), clouds(shapes=9)
     R = sample_rotations("so3", many, 3, seed=1)

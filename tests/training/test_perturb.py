@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import json
 
@@ -8,7 +9,7 @@ from torch import nn
 
 from locotrans.data import CloudSet
 from locotrans.models import ClassifierOutput
-from locotrans.training.perturb import perturb, perturbation_table, perturbed
+from locotrans.training.perturb import perturb, perturbation_tables, perturbed
 
 
 class WidthClassifier(nn.Module):
@@ -64,7 +65,9 @@ def test_known_answers():
 
 def test_the_ladders():
     seen = []
-    result = short(corruptions=("scale", "drop"), severities=(0, 1, 5), report=seen.append)
+    result = short(
+        corruptions=("scale", "drop"), severities=(0, 1, 5), report=lambda *at: seen.append(at)
+    )
     rows = result["rows"][-6:]
     assert [(row["name"], row["severity"]) for row in rows] == [
         (name, severity) for name in ("scale", "drop") for severity in (0, 1, 5)
@@ -72,17 +75,38 @@ def test_the_ladders():
     assert [row["value"] for row in rows] == [0, 1.2, 2.0, 0, 0.25, 0.75]
     assert [row["overall_accuracy"] for row in rows][3:] == [1.0, 1.0, 1.0]
     assert rows[2]["overall_accuracy"] < rows[0]["overall_accuracy"] == 1.0
-    assert seen == result["rows"]
+    assert seen == [(i, 12) for i in range(1, 13)]
 
 
 def test_every_default_runs_and_makes_a_table():
     result = perturb(WidthClassifier(), clouds(2, 512), severities=(3,))
     assert len(result["rows"]) == 1 + 4 + 4 + 10
     out = io.StringIO()
-    Console(file=out, width=200).print(perturbation_table(result))
-    assert "noise, sigma 0.03" in out.getvalue()
-    assert "occlusion, views 3" in out.getvalue()
-    assert "100.00%" in out.getvalue()
+    tables = perturbation_tables(result)
+    assert [table.columns[0].header for table in tables] == [
+        *("noise, sigma", "points dropped", "severity")
+    ]
+    Console(file=out, width=80).print(*tables)  # nothing is cut off
+    for text in ("0.03", "300", "occlusion", "half_space", "100.00%"):
+        assert text in out.getvalue()
+    clean = result["rows"][0]
+    assert list(tables[2].columns[1].cells) == [f"{100 * clean['overall_accuracy']:.2f}%"] * 10
+    assert perturbation_tables(short(noise=(), dropped=())) == []
+
+
+def test_what_belongs_to_single_points_is_left_behind():
+    data = clouds()
+    full = dataclasses.replace(
+        data,
+        normals=data.points,
+        colors=data.points.abs(),
+        masks=data.points[..., 0] > 0,
+        parts=torch.zeros(12, 40, dtype=torch.long),
+        part_names=("all",),
+    )
+    few = perturbed(full, lambda points, generator: points[:, :10], 0)
+    assert few.normals is few.colors is few.masks is few.parts is None
+    assert few.points.shape == (12, 10, 3)
 
 
 def test_randomness_depends_on_seed_and_index_alone():

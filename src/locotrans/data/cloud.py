@@ -23,6 +23,8 @@ class Cloud:
     """Triangles as indices of points; None once a mesh has been sampled."""
     offset: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Subtracted in double precision; zero unless single precision would lose the shape."""
+    holes: int = 0
+    """Points of nan alone, as scanners write where they saw nothing; they are left out."""
     path: Path | None = None
     """Where it was read from."""
 

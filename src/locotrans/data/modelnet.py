@@ -7,10 +7,16 @@ import torch
 
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis, load_clouds, numbered, read_ids
-from locotrans.data.prepared import Ragged, prepared, read_files, read_table, resample
+from locotrans.data.prepared import (
+    Ragged,
+    normalized,
+    prepared,
+    read_files,
+    read_table,
+    resample,
+)
 from locotrans.data.registry import register_dataset
 from locotrans.data.roots import Layout, check_split, count_note, find_layout, missing, read_lines
-from locotrans.data.transforms import normalize
 
 _NAMES = (
     "airplane bathtub bed bench bookshelf bottle bowl car chair cone cup curtain desk door dresser "
@@ -159,4 +165,4 @@ def _load_slow(
     ragged = prepared(key, folder, paths, lambda: read_files(paths, lambda p: read(p, keep)))
     cloud = resample(ragged, points, order="first")
     labels = torch.tensor([names.index(kind) for kind in classes])
-    return normalize(cloud.points), labels, cloud.normals, names, ids
+    return normalized(cloud.points), labels, cloud.normals, names, ids

@@ -12,10 +12,16 @@ import torch
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import SPLITS, Entry, choose_split, list_folder, list_table
-from locotrans.data.prepared import Ragged, prepared, read_files, read_table, resample
-from locotrans.data.registry import register_dataset
+from locotrans.data.prepared import (
+    Ragged,
+    normalized,
+    prepared,
+    read_files,
+    read_table,
+    resample,
+)
+from locotrans.data.registry import log, register_dataset
 from locotrans.data.roots import check_split, data_root, read_lines
-from locotrans.data.transforms import normalize
 
 KEEP = 8192
 """Points that are kept of each file, unless more are asked for."""
@@ -103,7 +109,11 @@ def load_entries(
     keep = max(points, KEEP)
 
     def read() -> Ragged:
-        return read_files(paths, lambda path: read_entry(by_path[path], keep, seed))
+        holes: list[int] = []
+        ragged = read_files(paths, lambda path: read_entry(by_path[path], keep, seed, holes))
+        if sum(holes):
+            log.warning("%s (%s): %s nan points of scans are left out", name, split, sum(holes))
+        return ragged
 
     ragged = prepared(f"{name}-{split}-{keep}-{seed}-{share}", folder, sources, read)
     clouds = resample(ragged, points, seed=seed)
@@ -114,7 +124,7 @@ def load_entries(
         name=name,
         split=split,
         up=as_axis(up),
-        points=normalize(clouds.points),
+        points=normalized(clouds.points),
         labels=torch.tensor([names.index(entry.label) for entry in mine]),
         class_names=tuple(names),
         normals=clouds.normals,
@@ -126,11 +136,15 @@ def load_entries(
     )
 
 
-def read_entry(entry: Entry, keep: int, seed: int) -> Ragged:
-    """Read a file, at most ``keep`` of its points, with its parts if it has any."""
+def read_entry(entry: Entry, keep: int, seed: int, holes: list[int]) -> Ragged:
+    """Read a file, at most ``keep`` of its points, with its parts if it has any.
+
+    How many of its points are nan alone, and left out, is appended to ``holes``.
+    """
     from locotrans.data.readers import read_cloud
 
     cloud = read_cloud(entry.path, samples=keep, seed=seed)
+    holes.append(cloud.holes)
     parts = cloud.labels
     beside = entry.parts or entry.path.with_suffix(".seg")
     if entry.parts is not None or beside.exists():

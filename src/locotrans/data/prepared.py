@@ -12,6 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.data.cache import cached
+from locotrans.data.transforms import normalize
+
+CHUNK = 32  # clouds at a time; all at once, memory is what takes the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +124,14 @@ def _cut(ragged: Ragged, size: int, points: int) -> Clouds:
     parts = None if ragged.parts is None else cut(ragged.parts.long())
     first = ragged.points.unflatten(0, (-1, size))[:, :points]
     return Clouds(first, cut(ragged.normals), cut(ragged.colors), parts)
+
+
+def normalized(points: Float[Tensor, "s m 3"]) -> Float[Tensor, "s m 3"]:
+    """Return what `normalize` does, without temporary tensors of the size of the whole set."""
+    result = torch.empty(points.shape)
+    for some, place in zip(points.split(CHUNK), result.split(CHUNK), strict=True):
+        place.copy_(normalize(some))
+    return result
 
 
 def prepared(key: str, folder: Path, sources: Sequence[Path], read: Callable[[], Ragged]) -> Ragged:

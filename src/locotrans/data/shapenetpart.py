@@ -11,10 +11,9 @@ from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis, load_clouds, numbered, read_ids
 from locotrans.data.parttable import PartTable, read_table_of_parts
 from locotrans.data.parttext import load_text, overlap_notes
-from locotrans.data.prepared import Clouds
+from locotrans.data.prepared import Clouds, normalized
 from locotrans.data.registry import register_dataset
 from locotrans.data.roots import Layout, check_split, count_note, find_layout, missing
-from locotrans.data.transforms import normalize
 
 LISTS = ("train", "val", "test")
 SPLITS = {"train": ("train",), "val": ("val",), "trainval": ("train", "val"), "test": ("test",)}
@@ -92,7 +91,7 @@ def load_shapenetpart(
         name=f"shapenetpart:{layout.name}",
         split=split,
         up=as_axis(up),
-        points=normalize(clouds.points),
+        points=normalized(clouds.points),
         labels=labels,
         class_names=table.categories,
         normals=clouds.normals,

@@ -43,14 +43,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise FileNotFoundError(f"{path} does not exist or is not a file")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[HEADER])
+            header: dict[str, Any] = dict(json.loads((file.metadata() or {})[HEADER]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
             f"{path} is damaged or not a safetensors file ({error}); "
             "restore it from a copy, or train again in a new folder"
         ) from None
-    except (KeyError, json.JSONDecodeError):
+    except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{path} was not written by locotrans (its header has no {HEADER!r} entry); "
             "the authors' checkpoints are read by locotrans.convert"
@@ -77,8 +77,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
-    """Build the model of a weights file or checkpoint, in eval mode on the CPU.
+def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
+    """Build the model of a run folder, a weights file or a checkpoint, in eval mode on the CPU.
 
     Of a checkpoint that keeps an average of the weights, the average is taken.
 
@@ -86,7 +86,7 @@ def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
         The model, and the header: ``model``, ``config``, ``num_classes``, ``class_names``,
         ``data`` and what else was recorded.
     """
-    path = Path(path)
+    path = find_weights(Path(target))
     tensors, metadata = read_tensors(path)
     try:
         name = metadata["model"]
@@ -98,6 +98,27 @@ def load_weights(path: Path | str) -> tuple[nn.Module, dict[str, Any]]:
         raise ValueError(f"{path} describes a model that cannot be built: {error}") from None
     load_state(model, averaged(tensors) or tensors, path)
     return model.eval(), metadata
+
+
+def find_weights(target: Path) -> Path:
+    """Return the weights of a run folder, or the file itself."""
+    if not target.exists():
+        raise FileNotFoundError(
+            f"{target}: there is no such run folder or weights file; name the folder that "
+            "`locotrans train --out` wrote, or a .safetensors file"
+        )
+    if not target.is_dir():
+        return target
+    weights, checkpoint = target / "weights.safetensors", target / "checkpoint.safetensors"
+    if weights.exists():
+        return weights
+    if not (target / "config.json").exists():
+        raise FileNotFoundError(
+            f"{target} is not a run folder: it holds no weights.safetensors; name the folder that "
+            "`locotrans train --out` wrote, or a .safetensors file"
+        )
+    as_it_stands = f", or name {checkpoint} to take it as it stands" if checkpoint.exists() else ""
+    raise ValueError(f"{target} is not finished; repeat its train command{as_it_stands}")
 
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

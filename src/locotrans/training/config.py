@@ -41,7 +41,7 @@ class TrainConfig:
     options: tuple[str, ...] = ()
     """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt."""
     data: str = "builtin"
-    """Data set to train on (see `locotrans list`)."""
+    """Data set to train on (see `locotrans list`); settings follow a colon, as in folder:up=y."""
     root: Path | None = None
     """Folder that holds the data set's files; built-in sets need none."""
     points: int = 1024

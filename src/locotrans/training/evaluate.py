@@ -3,7 +3,8 @@
 A protocol such as z/SO(3) names the rotations of training and of testing; here is the second half.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import combinations
 from typing import Any
 
@@ -41,13 +42,13 @@ def evaluate(
 
     Args:
         model: any network whose output has ``logits`` and perhaps the heads' logits; it is
-            left in the mode, training or eval, in which it came.
+            left on the device and in the mode, training or eval, in which it came.
         data: the shapes; "z" turns them about their up axis ``data.up``.
         rotation: the protocol.
         rotations_per_shape: poses of each shape; "none" has one.
         seed: seed of the rotations, which depend on it and on the shape's index alone.
         batch_size: shapes at a time; no effect on the result beyond rounding.
-        device: where to compute; the model is moved there.
+        device: where to compute.
     """
     if len(data) == 0:
         raise ValueError(f"data set {data.name!r} has no shapes in split {data.split!r}")
@@ -55,15 +56,13 @@ def evaluate(
         raise ValueError("rotations and batch size must be at least 1")
     poses = 1 if rotation == "none" else rotations_per_shape
     R = sample_rotations(rotation, data, poses, seed)  # s r 3 3
-    was_training = model.training
-    model.to(device).eval()
-    if is_segmenter(model):
-        from locotrans.training.evaluate_points import tally_points
+    with evaluating(model, device):
+        if is_segmenter(model):
+            from locotrans.training.evaluate_points import tally_points
 
-        heads = tally_points(model, data, R, batch_size, device)
-    else:
-        heads = tally_shapes(model, data, R, batch_size, device)
-    model.train(was_training)
+            heads = tally_points(model, data, R, batch_size, device)
+        else:
+            heads = tally_shapes(model, data, R, batch_size, device)
     return {
         **heads["combined"],
         "heads": heads,
@@ -108,6 +107,22 @@ def tally_shapes(
             "rotation_agreement": rotation_agreement(predictions, unrotated),
         }
     return heads
+
+
+@contextmanager
+def evaluating(model: nn.Module, device: torch.device | str) -> Iterator[None]:
+    """Have a model on a device and in eval mode for a while; then it is where and as it was."""
+    home = next(model.parameters()).device
+    modes = [(module, module.training) for module in model.modules()]
+    with torch.inference_mode(False):  # tensors made in that mode can never be trained
+        model.to(device).eval()
+    try:
+        yield
+    finally:
+        with torch.inference_mode(False):
+            model.to(home)
+        for module, training in modes:  # one by one: some may have been frozen
+            module.training = training
 
 
 def sample_rotations(

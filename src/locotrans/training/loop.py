@@ -83,7 +83,8 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
     console.print(
         f"training {config.model} on {config.data}, rotation {config.rotation}{axis}, "
-        f"epochs: {config.epochs} of {run.steps_per_epoch} steps, {start}, in {config.out}",
+        f"epochs: {config.epochs}, steps per epoch: {run.steps_per_epoch}, {start}, "
+        f"in {config.out}",
         soft_wrap=True,
         markup=False,
     )

@@ -21,6 +21,7 @@ from locotrans.data.corruptions import CORRUPTIONS, SEVERITIES, check_corruption
 from locotrans.data.transforms import RotationProtocol, drop_points, jitter
 from locotrans.training.config import derive_seed
 from locotrans.training.evaluate import evaluate
+from locotrans.training.tasks import is_segmenter
 
 NOISE = (0.0, 0.01, 0.02, 0.03)
 """Tab. 9, left: deviation of the noise, in radii of the cloud."""
@@ -58,7 +59,7 @@ def perturb(
     seed: int = 0,
     batch_size: int = 32,
     device: torch.device | str = "cpu",
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measure a classifier under noise, dropped points and the severity ladders.
 
@@ -75,16 +76,19 @@ def perturb(
             index alone.
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
-        report: called with every row as soon as it is measured.
+        report: called as every case is done, with how many are done and how many there are.
 
     Returns:
         ``rows``, one for each case, with the figures of every head; what all rows share stands
         beside it. The clouds as they are come first, and are measured once.
     """
+    if is_segmenter(model):
+        raise ValueError("perturbations move and drop points, so only classifiers are measured")
     rows: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
     clean: dict[str, Any] | None = None
-    for case in list(_cases(data, noise, dropped, corruptions, severities)):
+    cases = list(_cases(data, noise, dropped, corruptions, severities))
+    for case in cases:
         if case.operation is not None or clean is None:
             result = evaluate(
                 model,
@@ -105,14 +109,14 @@ def perturb(
         rows.append({**case._asdict(), **figures})
         del rows[-1]["operation"]
         if report is not None:
-            report(rows[-1])
+            report(len(rows), len(cases))
     return {**shared, "rows": rows}
 
 
 def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSet:
     """Return the shapes after an operation, each with random numbers of its own index.
 
-    Normals and parts are left behind, since points vanish and move.
+    What belongs to single points (normals, say) is left behind, since points vanish and move.
     """
     if operation is None:
         return data
@@ -124,7 +128,8 @@ def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSe
         for index, cloud in enumerate(data.points)
     ]
     points: Float[Tensor, "s m 3"] = torch.cat(clouds)
-    return replace(data, points=points, normals=None, parts=None, part_names=())
+    bare: dict[str, Any] = dict.fromkeys(("normals", "parts", "colors", "masks"))
+    return replace(data, points=points, part_names=(), **bare)
 
 
 def _cases(
@@ -137,7 +142,9 @@ def _cases(
     """List the cases, after a look at whether all of them can be carried out."""
     size = data.points.shape[1]
     if any(not 0 <= count < size for count in dropped):
-        raise ValueError(f"can drop 0 to {size - 1} of {size} points, got {tuple(dropped)}")
+        raise ValueError(
+            f"can drop 0 to {size - 1} of {size} points; dropped is {' '.join(map(str, dropped))}"
+        )
     if any(not sigma >= 0 for sigma in noise):
         raise ValueError(f"the noise must not be negative, got {tuple(noise)}")
     yield Case("none", "severity", 0, 0, None)
@@ -156,21 +163,38 @@ def _cases(
             yield Case(name, ladder.parameter, value, severity, step if severity > 0 else None)
 
 
-def perturbation_table(result: dict[str, Any]) -> Table:
-    """Lay out what `perturb` returned: a row a case, a column of accuracies a head."""
-    heads = list(result["rows"][0]["heads"])
-    table = Table()
-    table.add_column("perturbation")
-    table.add_column("severity", justify="right")
-    for column in (*heads, "agreement"):
-        table.add_column(column, justify="right")
+def perturbation_tables(result: dict[str, Any]) -> list[Table]:
+    """Lay out what `perturb` returned: the accuracy of the combined head over each parameter."""
+    tables, clean = [], result["rows"][0]
+    for name, title in (("noise", "noise, sigma"), ("dropped", "points dropped")):
+        rows = [row for row in result["rows"] if row["name"] == name]
+        if rows:
+            table = _table(title, [f"{row['value']:g}" for row in rows])
+            table.add_row("accuracy", *(_percent(row["overall_accuracy"]) for row in rows))
+            table.add_row("agreement", *(_percent(row["rotation_agreement"]) for row in rows))
+            tables.append(table)
+    ladders: dict[str, dict[int, str]] = {}
     for row in result["rows"]:
-        what = row["name"] if row["name"] == "none" else _describe(row)
-        accuracies = [row["heads"][head]["overall_accuracy"] for head in heads]
-        shares = (f"{100 * share:.2f}%" for share in (*accuracies, row["rotation_agreement"]))
-        table.add_row(what, str(row["severity"] or ""), *shares)
+        if row["severity"]:
+            steps = ladders.setdefault(row["name"], {})
+            steps[row["severity"]] = _percent(row["overall_accuracy"])
+    if ladders:
+        severities = sorted({severity for steps in ladders.values() for severity in steps})
+        table = _table("severity", ["0", *map(str, severities)])
+        for name, steps in ladders.items():
+            cells = [steps[severity] for severity in severities]
+            table.add_row(name, _percent(clean["overall_accuracy"]), *cells)
+        tables.append(table)
+    return tables
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    table = Table()
+    table.add_column(title)
+    for column in columns:
+        table.add_column(column, justify="right")
     return table
 
 
-def _describe(row: dict[str, Any]) -> str:
-    return f"{row['name']}, {row['parameter']} {row['value']:g}"
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}%"

@@ -84,6 +84,9 @@ def read_config(path: Path) -> TrainConfig:
     try:
         parse = tomllib.loads if path.suffix == ".toml" else json.loads
         values = parse(path.read_text())
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OSError(f"cannot read the config file {path}: {reason}; check the path") from None
     except ValueError as error:
         raise ValueError(f"{path} is not a readable config file: {error}") from None
     if not isinstance(values, dict):

@@ -1,41 +1,62 @@
 """What a run leaves beside its weights: where it ran, and one JSON record of its result.
 
-Files are replaced whole or not at all (`write_atomically`).
+Files are replaced whole or not at all (`replacing`).
 """
 
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
 SELECTION = "last epoch"  # how the weights of a result were chosen
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``, or leave it as it was and raise `OSError`.
+class UnwritableError(OSError):
+    """A file cannot be written; the message names it."""
+
+
+@contextmanager
+def replacing(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
+    """Open a file that takes the place of ``path`` when the block ends, and vanishes if it fails.
 
     The content goes to a temporary name in the same folder, reaches the disk, and is renamed;
     a process killed in between leaves the earlier file and a ``.tmp`` that the next write reuses.
+
+    Args:
+        path: the file; where it is a link, the link stays and its target is replaced.
+        mode: as for ``open``.
+        **options: as for ``open``.
     """
     if path.exists() and not path.is_file():
-        raise OSError(f"cannot write {path}: it is not a file; name another one")
-    path = path.resolve()  # a link stays a link
+        raise UnwritableError(f"cannot write {path}: it is not a file; name another one")
+    path = path.resolve()
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
+        with temporary.open(mode, **options) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+    except UnwritableError:  # another file's
+        raise
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``, or leave it as it was and raise `OSError`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
@@ -49,9 +70,9 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
         raise _unwritable(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> OSError:
+def _unwritable(path: Path, error: OSError) -> UnwritableError:
     reason = error.strerror or str(error)
-    return OSError(
+    return UnwritableError(
         f"cannot write {path}: {reason}; nothing that was there before is lost. "
         "Make room or choose another folder, then repeat the command"
     )

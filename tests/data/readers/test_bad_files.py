@@ -148,7 +148,7 @@ def test_nan_and_infinity(tmp_path, kind, bad):
 def test_normals_labels_and_colours_are_checked_too(tmp_path):
     points = np.zeros((5, 3))
     normals = np.ones((5, 3))
-    normals[3] = np.nan
+    normals[3, 0] = np.nan
     np.savez(tmp_path / "a.npz", points=points, normals=normals)
     message(tmp_path / "a.npz", "normals of 1 of 5 points are nan or infinite, first at point 3")
     np.savez(tmp_path / "b.npz", points=points, labels=np.arange(5) + 0.5)

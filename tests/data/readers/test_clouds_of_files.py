@@ -58,6 +58,28 @@ def test_scans(files, name):
     near(cloud.labels, labels, 0)
 
 
+HOLES = np.arange(50) % 3 == 1
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_holes_of_scans_are_left_out_and_counted(tmp_path, monkeypatch, name):
+    points, normals, colors, labels = arrays = writers.cloud_arrays()
+    holed = (np.where(HOLES[:, None], np.nan, points), normals.copy(), colors, labels)
+    holed[1][5] = np.nan  # not estimated; nor are those of the holes
+    holed[1][HOLES] = np.nan
+    monkeypatch.setattr(writers, "cloud_arrays", lambda *_: holed)
+    monkeypatch.setattr(writers, "las_file", lambda *_, **__: None)  # whole numbers, never nan
+    cloud = read_cloud(writers.write_all(tmp_path)[name])
+    assert (len(cloud), cloud.holes) == (33, 17)
+    points, normals, colors, labels = (array[~HOLES] for array in arrays)
+    normals = np.where(np.isnan(holed[1][~HOLES]), 0, normals)
+    assert (normals == 0).all(1).sum() == 1
+    near(cloud.points, points, 0)
+    near(cloud.normals, normals, 0)
+    near(cloud.colors, colors / 255)
+    near(cloud.labels, labels, 0)
+
+
 def test_map_coordinates_keep_their_precision(tmp_path):
     place = (4_512_345.678, 5_403_210.123, 431.5)
     writers.las_file(tmp_path / "map.las", offset=place)

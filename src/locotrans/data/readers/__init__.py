@@ -70,8 +70,9 @@ def read_cloud(
 ) -> Cloud:
     """Read the points of one file, whatever its format.
 
-    Points come as they are, in their order. A mesh is sampled: ``samples`` points, uniform over
-    its surface, with the normals of the faces.
+    Points come as they are, in their order, without the holes of a scan (points of nan; their
+    number is ``holes``). A mesh is sampled: ``samples`` points, uniform over its surface, with the
+    normals of the faces.
 
     Args:
         path: The suffix tells the format (`FORMATS`, in either case), or the first bytes where

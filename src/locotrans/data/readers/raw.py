@@ -1,7 +1,7 @@
 """From the arrays of a file to a `Cloud`: the checks and conversions that all formats share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -63,14 +63,22 @@ def from_names(source: Source, columns: Mapping[str, Array]) -> Raw:
 
 
 def finish(source: Source, raw: Raw) -> Cloud:
-    """Check every array and convert it."""
+    """Check every array and convert it.
+
+    Degenerate: points of nan alone are holes of a scan and are left out, but not from a mesh;
+        a normal of nan alone, which a program could not estimate, becomes zero. Any other number
+        that is not finite is an error.
+    """
     if len(raw.points) == 0:
         raise source.error("holds no points", "write the cloud again, or leave the file out")
+    raw, holes = _without_holes(source, raw)
     _check_finite(source, raw, "coordinates", raw.points)
     points, offset = _single(source, raw.points)
     normals, labels = raw.normals, raw.labels
     faces = None if raw.faces is None or len(raw.faces) == 0 else raw.faces  # lines alone
     if normals is not None:
+        unknown = _rows_of_nan(normals)
+        normals = np.where(unknown[:, None], 0, normals) if unknown.any() else normals
         _check_finite(source, raw, "normals", normals)
         if np.abs(normals).max() > 1e6:
             raise source.error("holds normals longer than 1e6", "write unit normals, or leave out")
@@ -81,8 +89,36 @@ def finish(source: Source, raw: Raw) -> Cloud:
         labels=None if labels is None else torch.from_numpy(_whole(source, raw, labels)),
         faces=None if faces is None else torch.from_numpy(_corners(source, faces, len(points))),
         offset=offset,
+        holes=holes,
         path=source.path,
     )
+
+
+def _without_holes(source: Source, raw: Raw) -> tuple[Raw, int]:
+    """Leave out the points of nan alone, unless triangles count on their numbers."""
+    hole = _rows_of_nan(raw.points)
+    count = int(hole.sum())
+    if count == 0 or (raw.faces is not None and len(raw.faces)):
+        return raw, 0
+    if count == len(hole):
+        raise source.error(f"its {count} points are all nan", "scan it again, or leave it out")
+    rows = np.flatnonzero(~hole)
+    kept = replace(
+        raw,
+        points=raw.points[rows],
+        normals=None if raw.normals is None else raw.normals[rows],
+        colors=None if raw.colors is None else raw.colors[rows],
+        labels=None if raw.labels is None else raw.labels[rows],
+        where=lambda row: raw.where(int(rows[row])),
+    )
+    return kept, count
+
+
+def _rows_of_nan(values: Array) -> Array:
+    if values.dtype.kind != "f" or np.isfinite(values.sum(dtype=np.float64)):
+        return np.zeros(len(values), bool)
+    rows: Array = np.all(np.isnan(values), axis=1)
+    return rows
 
 
 def _check_finite(source: Source, raw: Raw, what: str, values: Array) -> None:

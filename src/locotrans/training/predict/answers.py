@@ -1,6 +1,5 @@
 """`locotrans predict`: a row for each file."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,11 +13,9 @@ from torch import Tensor, nn
 from locotrans.data.transforms import rotate
 from locotrans.geometry import random_rotations
 from locotrans.training.predict.files import find_files
-from locotrans.training.predict.output import csv_rows, json_rows
+from locotrans.training.predict.output import COLUMNS, csv_rows, json_rows
 from locotrans.training.predict.progress import follow, load_inference
 from locotrans.training.predict.stream import Inference
-
-COLUMNS = ("path", "class", "confidence", "agreement", "points", "error")
 
 
 class Prediction(NamedTuple):
@@ -41,7 +38,7 @@ class Prediction(NamedTuple):
 
 def predict(
     paths: Sequence[Path],
-    weights: Path,
+    weights: Path | str,
     *,
     csv: Path | None = None,
     json: Path | None = None,
@@ -50,7 +47,7 @@ def predict(
     seed: int = 0,
     batch_size: int = 32,
     device: str = "auto",
-    workers: int | None = None,
+    workers: int | None = 0,
 ) -> int:
     """Classify point clouds and meshes; print the answers, or write them as CSV or JSON.
 
@@ -59,7 +56,7 @@ def predict(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Weights file.
+        weights: Run folder or weights file.
         csv: CSV file to write.
         json: JSON file to write.
         rotations: Average over this many random poses of each file, and report which share of
@@ -68,26 +65,30 @@ def predict(
         seed: Seed of the poses and of the choice of points.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
-        workers: Processes that read; by default none for a few files, else one a core.
+        workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.
+            With processes, a script has to guard its own code by ``if __name__ == "__main__":``.
 
     Returns:
         The exit status: 0, or 1 if some files could not be read.
     """
-    files = find_files(paths, skip=(csv, json))
+    files = find_files(paths, outputs=(csv, json))
     inference, metadata = load_inference(weights, points, seed, batch_size, device, workers)
+    names = metadata.get("class_names")
+    if not isinstance(names, list) or len(names) != metadata["num_classes"]:
+        raise ValueError(f"{weights} does not name the {metadata['num_classes']} classes")
     failed = False
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(open_rows(path, COLUMNS))
+            stack.enter_context(open_rows(path))
             for open_rows, path in ((csv_rows, csv), (json_rows, json))
             if path is not None
         ]
         tally = stack.enter_context(follow(inference, len(files)))
-        for answer in predict_files(inference, files, metadata["class_names"], rotations):
+        for answer in predict_files(inference, files, names, rotations):
             for write in writers:
                 write(answer.row())
             if not writers:
-                print(_line(answer))
+                print(_line(answer), flush=True)
             failed |= answer.error is not None
             tally(answer.error is None)
     return int(failed)
@@ -143,7 +144,7 @@ def classify(
 
 
 def _line(answer: Prediction) -> str:
-    path = os.fsencode(answer.path).decode(errors="replace")
+    path = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(answer.path))
     if answer.error is not None:
         return f"{path}: error: {answer.error}"
     agreement = "" if answer.agreement is None else f", agreement {answer.agreement:.0%}"

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from locotrans.training.predict.output import replacing
+from locotrans.training.record import replacing
 
 SUFFIXES = (".npz", ".safetensors")
 _SAFETENSORS_NAMES = {"float16": "F16", "float32": "F32", "float64": "F64", "int64": "I64"}

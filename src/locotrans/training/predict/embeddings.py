@@ -16,7 +16,7 @@ from locotrans.training.predict.samples import Sample
 
 def embed(
     paths: Sequence[Path],
-    weights: Path,
+    weights: Path | str,
     out: Path,
     *,
     per_point: bool = False,
@@ -24,7 +24,7 @@ def embed(
     seed: int = 0,
     batch_size: int = 32,
     device: str = "auto",
-    workers: int | None = None,
+    workers: int | None = 0,
 ) -> int:
     """Write the embedding of each file, in .npz or .safetensors.
 
@@ -36,19 +36,20 @@ def embed(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Weights file.
+        weights: Run folder or weights file.
         out: File to write, .npz or .safetensors.
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
-        workers: Processes that read; by default none for a few files, else one a core.
+        workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.
+            With processes, a script has to guard its own code by ``if __name__ == "__main__":``.
 
     Returns:
         The exit status: 0, or 1 if some files could not be read.
     """
-    files = find_files(paths, skip=[out])
+    files = find_files(paths, outputs=[out])
     inference, _ = load_inference(weights, points, seed, batch_size, device, workers)
     with array_file(out) as arrays, follow(inference, len(files)) as tally:
         texts: dict[str, list[str]] = {"paths": [], "failed": [], "reasons": []}

@@ -4,39 +4,65 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from locotrans.training.predict.output import COLUMNS
 
-def find_files(paths: Iterable[Path | str], skip: Iterable[Path | None] = ()) -> list[Path]:
+TABLE = ",".join(COLUMNS).encode()
+"""How a table of `predict` begins."""
+ARRAYS = (b"embeddings.npy", b"paths.npy")
+"""The first array of what `embed` writes, of some files or of none; in a zip its name is at 30."""
+
+
+def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ()) -> list[Path]:
     """List the files of paths and of the folders among them, each once.
 
     A folder gives what it holds at any depth, in sorted order: files of a known format whose name
-    does not begin with a dot. What is named outright is taken as it is, whatever its name; whether
-    it can be read shows when it is read.
+    does not begin with a dot, and which `predict` or `embed` did not write. What is named outright
+    is taken as it is, whatever its name; whether it can be read shows when it is read.
 
     Args:
         paths: files and folders.
-        skip: files to leave out of folders, such as those that results are written to.
+        outputs: files that results will be written to.
 
     Raises:
-        ValueError: if there is nothing to read.
+        ValueError: if there is nothing to read, or if an output would replace what is read.
     """
     from locotrans.data.readers import FORMATS
 
     suffixes = tuple(f".{suffix.lstrip('.')}" for suffix in FORMATS)
     named = [Path(path) for path in paths]
-    ours = {path.resolve() for path in skip if path is not None}
     found: dict[Path, None] = {}  # in order, without repetition
     for path in named:
         if path.is_dir():
-            inside = _inside(path, suffixes)
-            found.update((file, None) for file in inside if not ours or file.resolve() not in ours)
+            found.update((file, None) for file in _inside(path, suffixes) if not _is_output(file))
         else:
             found[path] = None
     if not found:
-        where = " ".join(str(path) for path in named) or "no path"
+        if not named:
+            raise ValueError("nothing to read: name files or folders")
+        where = " ".join(str(path) for path in named)
         raise ValueError(
             f"no file of a known format in {where}; known are {' '.join(sorted(suffixes))}"
         )
+    written = [path for path in outputs if path is not None]
+    places = {os.path.realpath(path): path for path in written}
+    if len(places) < len(written):
+        raise ValueError(f"{written[0]} cannot hold both results; name two files")
+    for path in found if places else ():
+        if os.path.realpath(path) in places:
+            raise ValueError(f"the result would replace {path}, which is read; name another file")
     return list(found)
+
+
+def _is_output(path: Path) -> bool:
+    """Say whether an earlier call wrote this file: a table or embeddings, but no cloud."""
+    if path.suffix not in (".csv", ".npz"):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except OSError:
+        return False  # reading it will tell
+    return head.startswith(TABLE) or head[30:].startswith(ARRAYS)
 
 
 def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:

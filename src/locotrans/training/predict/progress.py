@@ -13,19 +13,26 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.predict.stream import Inference
 from locotrans.training.record import find_device
+from locotrans.training.tasks import is_segmenter
 
 
 def load_inference(
-    weights: Path,
+    weights: Path | str,
     points: int | None,
     seed: int,
     batch_size: int,
     device: str,
     workers: int | None,
 ) -> tuple[Inference, dict[str, Any]]:
-    """Build the network of a weights file, to be fed as it was trained; the header comes along."""
+    """Build the network of a run or weights file, to be fed as it was trained.
+
+    Returns:
+        The network, and the header of its weights.
+    """
     place = find_device(device)
     model, metadata = load_weights(weights)
+    if is_segmenter(model):
+        raise ValueError(f"{weights} labels points, not files: use `locotrans segment`")
     count = metadata.get("points", 1024) if points is None else points
     return Inference(model, count, seed, batch_size, place, workers), metadata
 
@@ -57,8 +64,9 @@ def follow(inference: Inference, files: int) -> Iterator[Callable[[bool], None]]
             progress.update(task, advance=1, failed=f"{failed} failed" if failed else "")
 
         yield tally
+    holes = f"; {inference.holes:,} nan points left out" if inference.holes else ""
     print(
         f"{done:,} files in {time.perf_counter() - start:.1f} s "
-        f"(processor time of reading {inference.reading:.1f} s), {failed:,} failed",
+        f"(processor time of reading {inference.reading:.1f} s), {failed:,} failed{holes}",
         file=sys.stderr,
     )

@@ -26,6 +26,9 @@ class Sample(NamedTuple):
     center: Float[np.ndarray, "3"] | None = None
     radius: float | None = None
     error: str | None = None
+    """Without the path."""
+    holes: int = 0
+    """Points of nan in the file, which are left out."""
     seconds: float = 0.0
     """Processor time that reading took."""
 
@@ -39,7 +42,7 @@ def load_sample(path: Path, count: int, seed: int = 0) -> Sample:
     try:
         sample = _load(path, count, seed)
     except Exception as error:  # also what a reader did not foresee must not end a long run
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).removeprefix(f"{path}: ").split()) or type(error).__name__
         expected = isinstance(error, ValueError | OSError)
         sample = Sample(path, error=reason if expected else f"{type(error).__name__}: {reason}")
     return sample._replace(seconds=time.thread_time() - start)
@@ -59,7 +62,7 @@ def _load(path: Path, count: int, seed: int) -> Sample:
     if not radius > 1e-6 * np.abs(center).max():  # what rounding alone leaves
         raise ValueError(f"{path}: its {size} points are all the same: leave the file out")
     points = ((chosen - center) / radius).astype(np.float32)
-    return Sample(path, size, points, center + cloud.offset, radius)
+    return Sample(path, size, points, center + cloud.offset, radius, holes=cloud.holes)
 
 
 def choose_points(
@@ -87,7 +90,10 @@ def choose_points(
 
 def _spread(points: Float[np.ndarray, "n 3"], count: int) -> Int[np.ndarray, "m"]:
     """Choose as `geometry.neighbors.farthest_points` does; for one cloud this is much faster."""
-    x, y, z = np.ascontiguousarray((points - points.mean(0)).T)
+    centered = points - points.mean(0, dtype=np.float64).astype(points.dtype)
+    # in units of a power of two, which changes no ratio: squares stay within range
+    _, exponent = np.frexp(np.abs(centered).max())
+    x, y, z = np.ascontiguousarray(np.ldexp(centered, -exponent).T)
     last = int((x * x + y * y + z * z).argmax())
     chosen = [last]
     nearest = np.full_like(x, np.inf)

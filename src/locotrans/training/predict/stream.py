@@ -42,10 +42,16 @@ class Inference:
     batch_size: int = 32
     """Clouds at a time."""
     device: torch.device | str = "cpu"
-    workers: int | None = None
-    """Processes that read; 0 reads in a thread of this one; None chooses by the number of files."""
+    workers: int | None = 0
+    """Processes that read; 0 reads in a thread of this one; None chooses by the number of files.
+
+    A process imports the script that started it, which therefore has to guard its own code by
+    ``if __name__ == "__main__":``, or it would run again.
+    """
     reading: float = 0.0
     """Processor time that reading has taken so far."""
+    holes: int = 0
+    """Points of nan that were left out so far."""
 
     def __post_init__(self) -> None:
         for name, least in (("points", 1), ("batch_size", 1), ("seed", 0)):
@@ -82,6 +88,7 @@ class Inference:
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         while batch := list(islice(samples, self.batch_size)):
             self.reading += sum(sample.seconds for sample in batch)
+            self.holes += sum(sample.holes for sample in batch)
             clouds = [sample.points for sample in batch if sample.points is not None]
             stacked = np.stack(clouds) if clouds else np.empty((0, self.points, 3), np.float32)
             yield batch, torch.from_numpy(stacked).to(self.device, dtype)
@@ -156,4 +163,4 @@ def _read_alone(path: Path, points: int, seed: int) -> Sample:
         try:
             return pool.submit(load_sample, path, points, seed).result()
         except BrokenExecutor:
-            return Sample(path, error=f"{path}: the process that read it died; is it too large?")
+            return Sample(path, error="the process that read it died: is it too large?")
