@@ -37,8 +37,8 @@ from timing import (
 from torch import Tensor, nn
 
 from locotrans import create_model, list_models
+from locotrans.kernels import float32_products
 from locotrans.training.record import find_device
-from locotrans.training.step import float32_products
 
 Row = dict[str, Any]
 PRECISIONS = {"float32": ("highest", False), "tf32": ("high", False), "bf16": ("high", True)}

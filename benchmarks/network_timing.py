@@ -21,9 +21,9 @@ from timing import (
 from torch import Tensor, nn
 
 from locotrans import create_model
-from locotrans.kernels import set_kernels
+from locotrans.kernels import float32_products, set_kernels
 from locotrans.training.config import TrainConfig
-from locotrans.training.step import Step, float32_products
+from locotrans.training.step import Step
 
 MODELS = {"full": "locotrans_dgcnn", "light": "locotrans_dgcnn_light"}
 MODES = (  # kernels, precision of float32 products, bfloat16, graph

@@ -50,6 +50,13 @@ def test_many_neighbors(device, generator):
     assert same_sets(fused(x, 64, True, device), knn(x, 64))
 
 
+def test_more_candidates_than_slots(device, generator):
+    x = torch.randn(1, 5, 3, generator=generator).repeat(1, 14, 1)
+    assert same_sets(fused(x, 7, True, device), knn(x, 7))
+    equal = torch.zeros(1, 70, 4)
+    assert (fused(equal, 7, False, device) == torch.arange(7)).all()
+
+
 def test_duplicated_points_are_all_found(device, generator):
     x = torch.randn(1, 12, 3, generator=generator).repeat(1, 3, 1)
     assert same_sets(fused(x, 7, True, device), knn(x, 7))

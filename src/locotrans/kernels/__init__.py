@@ -10,6 +10,8 @@ from the shapes of their own process.
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -63,6 +65,17 @@ def product_precision() -> str:
     if edge_dtype() == torch.bfloat16:
         return "bf16"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """Take products of float32 numbers exactly ("highest") or by TF32 ("high"), for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 _has_triton = importlib.util.find_spec("triton") is not None

@@ -1,14 +1,12 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from locotrans.distributed import mean_over_processes, processes
+from locotrans.kernels import float32_products
 from locotrans.losses import classification_losses
 from locotrans.training.config import TrainConfig
 
@@ -127,14 +125,3 @@ def make_optimizer(
         weight_decay=config.weight_decay,
         fused=recorded or None,
     )
-
-
-@contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """Take products of float32 numbers exactly ("highest") or by TF32 ("high"), for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
