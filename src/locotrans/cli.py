@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from locotrans.data import CloudSet
 
+CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
 STOPPED = 3  # exit status of a run that --stop-after ended
 Flags = Annotated[TrainConfig, tyro.conf.arg(name="")]  # no prefix: --epochs, not --flags.epochs
 
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "embed": embed,
             "segment": segment,
             "certify": certify,
+            "samplings": samplings,
+            "pack": pack_run,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -150,6 +153,8 @@ def evaluate(
     data: str | None = None,
     root: Path | None = None,
     rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
+    exclude: Path | None = None,
     json: Path | None = None,
     split: str = "test",
     points: int | None = None,
@@ -162,10 +167,13 @@ def evaluate(
     """Measure trained weights on a data set whose shapes are rotated.
 
     Args:
-        weights: Run folder of `train`, or a .safetensors file.
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
         data: Data set (see `locotrans list`); by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
+        exclude: Text file with the id of a shape in every line, such as airplane_0630; figures
+            without these shapes (say, those whose mesh is in the training set too) are added.
         json: File to write the result to.
         split: Split of the data set.
         points: Points per shape; by default as in training.
@@ -179,6 +187,7 @@ def evaluate(
     from locotrans.training.record import find_device
 
     place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
     result = measure(
         model,
@@ -188,6 +197,7 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
         device=place,
+        excluded=() if exclude is None else exclude.read_text().split(),
     )
     print_evaluation(result)
     write_result(json, result, weights, metadata, place)
@@ -199,6 +209,7 @@ def perturb(
     data: str | None = None,
     root: Path | None = None,
     rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
     json: Path | None = None,
     split: str = "test",
     points: int | None = None,
@@ -215,10 +226,11 @@ def perturb(
     """Measure trained weights under noise, dropped points and corruptions of growing severity.
 
     Args:
-        weights: Run folder of `train`, or a .safetensors file.
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
         data: Data set, as for `eval`; by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each perturbed shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
         json: File to write the result to, with every head.
         split: Split of the data set.
         points: Points per shape; by default as in training.
@@ -240,6 +252,7 @@ def perturb(
     from locotrans.training.record import find_device
 
     place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
@@ -267,7 +280,7 @@ def perturb(
 def predict(
     paths: tyro.conf.Positional[tuple[Path, ...]],
     /,
-    weights: Path,
+    weights: Path | None = None,
     csv: Path | None = None,
     json: Path | None = None,
     rotations: int = 0,
@@ -283,7 +296,8 @@ def predict(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Run folder of `train`, or a .safetensors file.
+        weights: Run folder of `train`, or a .safetensors file; by default those that come with
+            locotrans.
         csv: CSV file to write.
         json: JSON file to write.
         rotations: Average over this many random poses of each file, and report which share of them
@@ -297,7 +311,7 @@ def predict(
 
     return run(
         paths,
-        weights,
+        default_weights() if weights is None else weights,
         csv=csv,
         json=json,
         rotations=rotations,
@@ -545,6 +559,80 @@ def certify(
     return 0 if certificate.passed else 1
 
 
+def samplings(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
+    counts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192),
+    dense: int = 8192,
+    json: Path | None = None,
+    split: str = "test",
+    shapes: int | None = None,
+    rotations: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights on shapes that are sampled in other ways and numbers.
+
+    Clouds are sampled uniformly by area, by farthest points, by a voxel grid and along scan lines.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        data: Data set of dense clouds; by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
+        counts: Points of the sampled clouds.
+        dense: Points of the clouds that are sampled from.
+        json: File to write the result to.
+        split: Split of the data set.
+        shapes: Shapes to take; by default all.
+        rotations: Rotations of each shape.
+        seed: Seed of the samplings and rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from rich.console import Console
+
+    from locotrans.training.record import find_device
+    from locotrans.training.samplings import measure_samplings, samplings_table
+
+    place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
+    model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
+    result = measure_samplings(
+        model,
+        clouds,
+        metadata["points"],
+        counts=counts,
+        rotation=rotation,
+        rotations_per_shape=rotations,
+        seed=seed,
+        batch_size=batch_size,
+        device=place,
+    )
+    console = Console()
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
+    console.print(samplings_table(result))
+    write_result(json, result, weights, metadata, place)
+
+
+def pack_run(run: tyro.conf.Positional[Path], /, out: Path | None = None) -> None:
+    """Pack a finished run's weights with their description and a model card.
+
+    Args:
+        run: Run folder of `train`.
+        out: Folder to write into; by default that of the package, where --pretrained looks.
+    """
+    from locotrans.training.pack import pack
+
+    print(pack(run, out))
+
+
 def data_commands() -> None:
     """Check, export and prepare data sets: `locotrans data --help`."""
 
@@ -631,6 +719,21 @@ def join_files(path: tyro.conf.Positional[Path], /) -> None:
         print(file)
 
 
+def shipped_file(name: Path) -> Path:
+    """Return the weights that come with the package for a model."""
+    from locotrans.models import pretrained_weights
+
+    return pretrained_weights(str(name))[0]
+
+
+def default_weights() -> Path:
+    """Return the weights that come with the package: the full network's, or the light one's."""
+    from locotrans.models import list_pretrained
+
+    shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
+    return shipped_file(Path(shipped[0] if shipped else CLASSIFIERS[0]))
+
+
 def print_evaluation(result: dict[str, Any]) -> None:
     """Print what `evaluate` returned as a table of heads."""
     from rich.console import Console
@@ -640,7 +743,11 @@ def print_evaluation(result: dict[str, Any]) -> None:
     table.add_column("head")
     for column in ("overall", "class mean", "agreement"):
         table.add_column(column, justify="right")
-    for head, figures in result["heads"].items():
+    rows = list(result["heads"].items())
+    if "without_excluded" in result:
+        others = result["without_excluded"]["heads"].items()
+        rows += [(f"{head}, without the excluded", figures) for head, figures in others]
+    for head, figures in rows:
         table.add_row(head, *(f"{100 * value:.2f}%" for value in figures.values()))
     console = Console()
     console.print(protocol_of(result), soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
 from locotrans.models.output import ClassifierOutput, SegmenterOutput
+from locotrans.models.pretrained import list_pretrained, pretrained_weights
 from locotrans.models.registry import Task, create_model, list_models, model_config, model_task
 from locotrans.models.segmentation import LocoTransSegmenter, LocoTransSegmenterConfig
 
@@ -16,6 +17,8 @@ __all__ = [
     "Task",
     "create_model",
     "list_models",
+    "list_pretrained",
     "model_config",
     "model_task",
+    "pretrained_weights",
 ]

@@ -16,6 +16,7 @@ from locotrans.models.baselines import (
     build_pointnet,
 )
 from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+from locotrans.models.pretrained import agreed_config, load_pretrained, pretrained_weights
 from locotrans.models.segmentation import (
     LIGHT_PARTS,
     LocoTransSegmenter,
@@ -89,15 +90,25 @@ def model_task(name: str) -> Task:
     return _MODELS[name].task
 
 
-def create_model(name: str, num_classes: int = 40, **config: Any) -> nn.Module:
-    """Build a model by name, with fresh weights.
+def create_model(
+    name: str, num_classes: int | None = None, *, pretrained: bool = False, **config: Any
+) -> nn.Module:
+    """Build a model by name, with fresh weights or with those that come with the package.
 
     Args:
         name: one of `list_models()`.
-        num_classes: how many classes, or parts of all categories together, to tell apart.
+        num_classes: how many classes, or parts of all categories together, to tell apart; by
+            default 40, or as the weights do.
+        pretrained: load the weights of `list_pretrained()`, after checking their SHA-256; the model
+            is then in eval mode.
         **config: fields of the model's config to replace, for example ``k=10``.
     """
-    if not isinstance(num_classes, int) or num_classes < 1:
+    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 1):
         raise ValueError(f"num_classes must be an integer of at least 1, got {num_classes!r}")
-    chosen = model_config(name, **config)
-    return _MODELS[name].build(num_classes, chosen)
+    if not pretrained:
+        chosen = model_config(name, **config)
+        return _MODELS[name].build(40 if num_classes is None else num_classes, chosen)
+    model_config(name)  # a name that is not known is refused here
+    path, facts = pretrained_weights(name)
+    trained = model_config(name, **agreed_config(name, facts, num_classes, config))
+    return load_pretrained(_MODELS[name].build(facts["num_classes"], trained), path)

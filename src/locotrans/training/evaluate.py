@@ -3,9 +3,10 @@
 A protocol such as z/SO(3) names the rotations of training and of testing; here is the second half.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import combinations
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def evaluate(
     seed: int = 0,
     batch_size: int = 32,
     device: torch.device | str = "cpu",
+    excluded: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Measure a network on a data set whose shapes are rotated by the protocol.
 
@@ -49,11 +51,15 @@ def evaluate(
         seed: seed of the rotations, which depend on it and on the shape's index alone.
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
+        excluded: ids of shapes (names of files, whatever their folder and suffix); with any, the
+            figures of a classifier without those shapes stand beside the others, as
+            ``without_excluded``.
     """
     if len(data) == 0:
         raise ValueError(f"data set {data.name!r} has no shapes in split {data.split!r}")
     if rotations_per_shape < 1 or batch_size < 1:
         raise ValueError("rotations and batch size must be at least 1")
+    kept = kept_rows(data, excluded) if excluded else None
     poses = 1 if rotation == "none" else rotations_per_shape
     R = sample_rotations(rotation, data, poses, seed)  # s r 3 3
     with evaluating(model, device):
@@ -62,7 +68,15 @@ def evaluate(
 
             heads = tally_points(model, data, R, batch_size, device)
         else:
-            heads = tally_shapes(model, data, R, batch_size, device)
+            answers = ask_shapes(model, data, R, batch_size, device)
+            heads = tally_shapes(answers, data.labels)
+    without = {}
+    if kept is not None and not is_segmenter(model):
+        some = {head: (a[kept], b[:, kept]) for head, (a, b) in answers.items()}
+        without["without_excluded"] = {
+            "samples": len(kept),
+            "heads": tally_shapes(some, data.labels[kept]),
+        }
     return {
         **heads["combined"],
         "heads": heads,
@@ -77,17 +91,41 @@ def evaluate(
         "seed": seed,
         "model": type(model).__name__,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        **without,
     }
 
 
-def tally_shapes(
+def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
+    """Return the indices of the shapes that are not excluded.
+
+    Raises:
+        ValueError: if a shape that is to be excluded is not there, or nothing would be left.
+    """
+    names = [PurePath(name).stem for name in data.ids]
+    unwanted = {PurePath(name).stem for name in excluded}
+    where = f"{data.name} ({data.split})"
+    missing = sorted(unwanted - set(names))
+    if missing:
+        known = f"its ids are such as {names[0]!r}" if names else "its files name no shapes"
+        raise ValueError(f"{where} has no shape {missing[0]!r} to exclude; {known}")
+    kept = [row for row, name in enumerate(names) if name not in unwanted]
+    if not kept:
+        raise ValueError(f"all {len(names)} shapes of {where} are excluded")
+    return torch.tensor(kept)
+
+
+Answers = dict[str, tuple[Tensor, Tensor]]
+"""By head: the classes of the shapes as stored, (s,), and of their poses, (r, s)."""
+
+
+def ask_shapes(
     model: nn.Module,
     data: CloudSet,
     rotations: Float[Tensor, "s r 3 3"],
     batch_size: int,
     device: torch.device | str,
-) -> dict[str, dict[str, Any]]:
-    """Return the accuracies and the agreement of every head of a classifier."""
+) -> Answers:
+    """Classify all shapes as they are stored and in every pose, by every head."""
     stored: list[dict[str, Tensor]] = []
     rotated: list[dict[str, Tensor]] = []
     for start in range(0, len(data), batch_size):
@@ -97,16 +135,25 @@ def tally_shapes(
         poses = range(turns.shape[1])
         turned = [predict_heads(model, rotate(points, turns[:, pose])) for pose in poses]
         rotated.append({head: torch.stack([pose[head] for pose in turned]) for head in turned[0]})
-    heads = {}
-    for head in rotated[0]:
-        unrotated = torch.cat([batch[head] for batch in stored]).cpu()
-        predictions = torch.cat([batch[head] for batch in rotated], dim=-1).cpu()
-        heads[head] = {
-            "overall_accuracy": overall_accuracy(predictions, data.labels),
-            "class_accuracy": class_accuracy(predictions, data.labels),
+    return {
+        head: (
+            torch.cat([batch[head] for batch in stored]).cpu(),
+            torch.cat([batch[head] for batch in rotated], dim=-1).cpu(),
+        )
+        for head in rotated[0]
+    }
+
+
+def tally_shapes(answers: Answers, labels: Int[Tensor, " s"]) -> dict[str, dict[str, Any]]:
+    """Return the accuracies and the agreement of every head of a classifier."""
+    return {
+        head: {
+            "overall_accuracy": overall_accuracy(predictions, labels),
+            "class_accuracy": class_accuracy(predictions, labels),
             "rotation_agreement": rotation_agreement(predictions, unrotated),
         }
-    return heads
+        for head, (unrotated, predictions) in answers.items()
+    }
 
 
 @contextmanager

@@ -204,6 +204,7 @@ class Run:
             "epochs": self.config.epochs,
             "step": self.step,
             "seconds": self.seconds,
+            "settings": to_json(self.config),
         }
 
 

@@ -1,0 +1,117 @@
+"""Accuracy on clouds that were sampled in other ways and numbers than those of training.
+
+Every shape of a dense data set is sampled, brought to the network's number of points as `predict`
+does it, normalised, and goes through `evaluate`. The reference is the sampling of training: random
+points, as many as the network takes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+from locotrans.data import CloudSet, normalize
+from locotrans.data.samplings import SAMPLINGS
+from locotrans.data.transforms import RotationProtocol
+from locotrans.training.config import derive_seed
+from locotrans.training.evaluate import evaluate
+from locotrans.training.predict.samples import choose_points
+
+COUNTS = (512, 1024, 2048, 4096, 8192)
+SAMPLING = 2  # key of derive_seed
+
+
+def measure_samplings(
+    model: nn.Module,
+    data: CloudSet,
+    points: int,
+    *,
+    counts: Sequence[int] = COUNTS,
+    methods: Sequence[str] = tuple(SAMPLINGS),
+    rotation: RotationProtocol = "so3",
+    rotations_per_shape: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: torch.device | str = "cpu",
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Measure a classifier on resamplings of dense shapes.
+
+    Args:
+        model: any classifier that `evaluate` takes.
+        data: the shapes, with at least as many points as the largest count.
+        points: the network's number of points.
+        counts: points of the sampled clouds (of a voxel grid: at most).
+        methods: names of `SAMPLINGS`.
+        rotation: rotations of the sampled clouds.
+        rotations_per_shape: poses of each shape.
+        seed: seed of the samplings and rotations.
+        batch_size: shapes at a time.
+        device: where to compute.
+        report: called with every row as soon as it is measured.
+
+    Returns:
+        ``rows``, the reference first, each with the figures of every head and with ``loss``, the
+        overall accuracy less than that of the reference; what all rows share stands beside it.
+    """
+    dense = data.points.shape[1]
+    if max(counts, default=1) > dense or points > dense or min(counts, default=1) < 1:
+        raise ValueError(
+            f"{data.name} has {dense} points a shape; counts must be from 1 to that, "
+            f"got {tuple(counts)} for a network of {points}"
+        )
+    unknown = sorted(set(methods) - set(SAMPLINGS))
+    if unknown:
+        raise ValueError(f"no sampling {unknown[0]!r}; there are {', '.join(SAMPLINGS)}")
+    rows: list[dict[str, Any]] = []
+    shared: dict[str, Any] = {}
+    cases = [("area-uniform", points), *((m, c) for m in methods for c in counts)]
+    for number, (method, count) in enumerate(cases):
+        result = evaluate(
+            model,
+            resampled(data, method, count, points, seed),
+            rotation,
+            rotations_per_shape=rotations_per_shape,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+        )
+        figures = {key: result.pop(key) for key in (*result["heads"]["combined"], "heads")}
+        result.pop("data_checksum")
+        shared = {**result, "data_checksum": data.checksum}
+        reference = rows[0] if rows else figures
+        loss = reference["overall_accuracy"] - figures["overall_accuracy"]
+        name = method if number else "reference"
+        rows.append({"name": name, "count": count, "loss": loss, **figures})
+        if report is not None:
+            report(rows[-1])
+    return {**shared, "rows": rows}
+
+
+def resampled(data: CloudSet, method: str, count: int, points: int, seed: int) -> CloudSet:
+    """Sample every shape, each with random numbers of its own index, and bring it to ``points``."""
+    clouds = []
+    for index, cloud in enumerate(data.points):
+        generator = torch.Generator().manual_seed(derive_seed(seed, index, SAMPLING))
+        sampled = SAMPLINGS[method](cloud, count, generator=generator)
+        clouds.append(torch.from_numpy(choose_points(sampled.numpy(), points, seed)))
+    whole = normalize(torch.stack(clouds))
+    return replace(
+        data, points=whole, normals=None, parts=None, part_names=(), colors=None, masks=None
+    )
+
+
+def samplings_table(result: dict[str, Any]) -> Table:
+    """Lay out what `measure_samplings` returned."""
+    table = Table()
+    table.add_column("sampling")
+    for column in ("points", "overall", "class mean", "loss", "agreement"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        shares = ("overall_accuracy", "class_accuracy", "loss", "rotation_agreement")
+        texts = (f"{100 * row[key]:.2f}%" for key in shares)
+        table.add_row(row["name"], str(row["count"]), *texts)
+    return table

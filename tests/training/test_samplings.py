@@ -1,0 +1,113 @@
+import dataclasses
+import io
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from locotrans.data import CloudSet
+from locotrans.data.samplings import LINES, SAMPLINGS
+from locotrans.models import ClassifierOutput
+from locotrans.training.evaluate import evaluate
+from locotrans.training.samplings import measure_samplings, resampled, samplings_table
+
+
+class SpreadClassifier(nn.Module):
+    """Says 1 where many points lie in the same half of the ball: right for whole spheres."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.sizes = set()
+
+    def forward(self, points):
+        self.sizes.add(points.shape[1])
+        spread = self.weight * torch.linalg.svdvals(points)[:, -1] / points.shape[1] ** 0.5
+        return ClassifierOutput(torch.stack([spread, 0.4 - spread], dim=-1))
+
+
+@pytest.fixture
+def spheres():
+    generator = torch.Generator().manual_seed(0)
+    points = nn.functional.normalize(torch.randn(4, 600, 3, generator=generator), dim=-1)
+    labels = torch.zeros(4, dtype=torch.long)
+    ids = tuple(f"ball/ball_{i:04d}.ply" for i in range(4))
+    return CloudSet("stub", "test", "z", points, labels, ("ball", "line"), ids=ids)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_samples_are_about_as_many_and_on_the_surface(name, spheres, generator):
+    sampled = SAMPLINGS[name](spheres.points[0], 150, generator=generator)
+    assert 100 <= len(sampled) <= 150
+    assert sampled.isfinite().all()
+    assert (sampled.norm(dim=-1) - 1).abs().max() < (0.1 if name == "voxel grid" else 1e-5)
+    if name != "voxel grid":
+        assert len(sampled.unique(dim=0)) == 150
+
+
+def spacing(points):
+    return torch.cdist(points, points).fill_diagonal_(9).min(1).values
+
+
+def test_each_sampling_has_its_character(spheres, generator):
+    cloud = spheres.points[0]
+    even, random, grid = (
+        spacing(SAMPLINGS[name](cloud, 150, generator=generator)).min()
+        for name in ("farthest points", "area-uniform", "voxel grid")
+    )
+    assert even > 2 * random
+    assert grid > random
+    lines = SAMPLINGS["scan lines"](cloud, 150, generator=torch.Generator().manual_seed(5))
+    # along the scanner's direction the points lie on lines: few heights, each of many points
+    directions = nn.functional.normalize(torch.randn(4000, 3, generator=generator), dim=-1)
+    heights = (lines @ directions.T) * LINES / 2
+    clumped = torch.exp(2j * torch.pi * heights).mean(0).abs().max()
+    other = SAMPLINGS["area-uniform"](cloud, 150, generator=generator)
+    assert (
+        clumped > torch.exp(2j * torch.pi * (other @ directions.T) * LINES / 2).mean(0).abs().max()
+    )
+
+
+def test_the_table(spheres):
+    model = SpreadClassifier()
+    result = measure_samplings(model, spheres, 200, counts=(50, 600))
+    assert model.sizes == {200}  # as `predict` brings every cloud to the network's number
+    assert [(row["name"], row["count"]) for row in result["rows"]] == [
+        ("reference", 200),
+        *((name, count) for name in SAMPLINGS for count in (50, 600)),
+    ]
+    assert all(row["overall_accuracy"] == 1 and row["loss"] == 0 for row in result["rows"])
+    assert json.loads(json.dumps(result)) == result
+    out = io.StringIO()
+    Console(file=out, width=120).print(samplings_table(result))
+    assert "voxel grid" in out.getvalue()
+    again = resampled(spheres.subset([0]), "scan lines", 50, 200, 0)
+    assert torch.equal(again.points[0], resampled(spheres, "scan lines", 50, 200, 0).points[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"counts": (700,)}, "has 600 points a shape"),
+        ({"methods": ("by hand",), "counts": (50,)}, "no sampling 'by hand'"),
+    ],
+)
+def test_bad_arguments(spheres, options, reason):
+    with pytest.raises(ValueError, match=reason):
+        measure_samplings(SpreadClassifier(), spheres, 200, **options)
+
+
+def test_figures_without_excluded_shapes(spheres):
+    labels = torch.tensor([0, 1, 0, 0])  # one of them is wrong on purpose
+    data = dataclasses.replace(spheres, labels=labels)
+    result = evaluate(SpreadClassifier(), data, "so3", excluded=["ball_0001.off"])
+    assert result["overall_accuracy"] == 0.75
+    assert result["without_excluded"]["samples"] == 3
+    assert result["without_excluded"]["heads"]["combined"]["overall_accuracy"] == 1.0
+    assert "without_excluded" not in evaluate(SpreadClassifier(), data, "so3")
+    with pytest.raises(ValueError, match="has no shape 'cube_1' to exclude"):
+        evaluate(SpreadClassifier(), data, "so3", excluded=["cube_1"])
+    with pytest.raises(ValueError, match="all 4 shapes"):
+        evaluate(SpreadClassifier(), data, "so3", excluded=list(data.ids))
