@@ -27,12 +27,22 @@ from locotrans.training.presets import base_config, list_presets, read_config
 
 if TYPE_CHECKING:
     import torch
+    from rich.table import Table
     from torch import Tensor, nn
 
     from locotrans.data import CloudSet
 
 CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
 STOPPED = 3  # exit status of a run that --stop-after ended
+TITLES = {
+    "instance_miou": "instance mIoU",
+    "class_miou": "class mIoU",
+    "miou": "mIoU",
+    "overall_accuracy": "overall",
+    "class_accuracy": "class mean",
+    "rotation_agreement": "agreement",
+}
+"""Figures of an evaluation, as columns."""
 Flags = Annotated[TrainConfig, tyro.conf.arg(name="")]  # no prefix: --epochs, not --flags.epochs
 
 
@@ -376,6 +386,7 @@ def load_test(
 ) -> tuple["nn.Module", dict[str, Any], "CloudSet"]:
     """Load trained weights, their header, and the data set to measure them on."""
     from locotrans.data import load_dataset
+    from locotrans.models import model_task
     from locotrans.training import load_weights
 
     model, metadata = load_weights(weights)
@@ -387,7 +398,10 @@ def load_test(
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
-    if list(clouds.class_names) != metadata["class_names"]:
+    same = list(clouds.class_names) == metadata["class_names"]
+    if model_task(metadata["model"]) != "classification":
+        same = same and list(clouds.part_names) == metadata.get("part_names")
+    if not same:
         raise ValueError(
             f"{weights} tells other classes apart than data set {name!r} has; "
             f"evaluate it on {metadata['data']!r}"
@@ -741,17 +755,37 @@ def print_evaluation(result: dict[str, Any]) -> None:
 
     table = Table()
     table.add_column("head")
-    for column in ("overall", "class mean", "agreement"):
-        table.add_column(column, justify="right")
+    shown = [key for key in TITLES if key in result]
+    for key in shown:
+        table.add_column(TITLES[key], justify="right")
     rows = list(result["heads"].items())
     if "without_excluded" in result:
         others = result["without_excluded"]["heads"].items()
         rows += [(f"{head}, without the excluded", figures) for head, figures in others]
     for head, figures in rows:
-        table.add_row(head, *(f"{100 * value:.2f}%" for value in figures.values()))
+        table.add_row(head, *(f"{100 * figures[key]:.2f}%" for key in shown))
     console = Console()
     console.print(protocol_of(result), soft_wrap=True, markup=False)
     console.print(table)
+    if "categories" in result:
+        shares = {name: [iou] for name, iou in result["categories"].items()}
+        console.print(table_of("category", ["mIoU"], shares))
+    if "classes" in result:
+        shares = {name: [row["iou"], row["accuracy"]] for name, row in result["classes"].items()}
+        console.print(table_of("class", ["IoU", "accuracy"], shares))
+
+
+def table_of(what: str, columns: Sequence[str], rows: dict[str, list[float]]) -> "Table":
+    """Lay out shares by name."""
+    from rich.table import Table
+
+    table = Table()
+    table.add_column(what)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, shares in rows.items():
+        table.add_row(name, *(f"{100 * share:.2f}%" for share in shares))
+    return table
 
 
 def protocol_of(result: dict[str, Any]) -> str:
@@ -789,8 +823,13 @@ def info(
 
     network = create_model(model, classes, **parse_options(model, options)).eval()
     cloud = torch.randn(1, points, 3, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Tensor] = {}
+    if getattr(network.config, "categories", 0):
+        given["category"] = torch.zeros(1, dtype=torch.long)
+    if getattr(network.config, "colors", False):
+        given["colors"] = torch.zeros_like(cloud)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        flow = shape_flow(network, cloud, depth)
+        flow = shape_flow(network, cloud, depth, **given)
     table = Table(title=f"{model}, one cloud of {points} points")
     table.add_column("module")
     table.add_column("output")
@@ -805,7 +844,9 @@ def info(
     console.print(f"FLOPs {total:,} (products only, 2 per multiply-add)", highlight=False)
 
 
-def shape_flow(model: "nn.Module", points: "Tensor", depth: int) -> list[tuple[str, str, int]]:
+def shape_flow(
+    model: "nn.Module", points: "Tensor", depth: int, **given: "Tensor"
+) -> list[tuple[str, str, int]]:
     """Run the model and list the modules in order of their answers: name, shape, parameters."""
     from torch import Tensor
 
@@ -829,7 +870,7 @@ def shape_flow(model: "nn.Module", points: "Tensor", depth: int) -> list[tuple[s
         for name, module in model.named_modules()
         if sum(not part.isdigit() for part in name.split(".")) <= depth
     ]
-    model(points)
+    model(points, **given)
     for handle in handles:
         handle.remove()
     return flow
@@ -840,6 +881,8 @@ def list_names() -> None:
     from locotrans import list_models
     from locotrans.data import list_datasets
 
-    print("models:   ", " ".join(list_models()))
+    print("models:   ", " ".join(list_models("classification")))
+    print("parts:    ", " ".join(list_models("parts")))
+    print("scenes:   ", " ".join(list_models("scenes")))
     print("data sets:", " ".join(list_datasets()))
     print("presets:  ", " ".join(list_presets()))

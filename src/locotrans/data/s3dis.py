@@ -195,7 +195,7 @@ def _read_spheres(rooms: list[Path], points: int, radius: float, seed: int) -> d
     for number, path in enumerate(rooms):
         room = read_room(path)
         xyz = room[:, :3].astype(np.float64)
-        for block in cover(xyz, radius, points, least=min(LEAST, len(room)), seed=seed):
+        for block in cover(xyz, radius, points, least=min(LEAST, len(room), points), seed=seed):
             cloud = room[np.resize(block.rows, points)]
             cloud[:, :3] = xyz[np.resize(block.rows, points)] - xyz[block.center]
             clouds.append(cloud)

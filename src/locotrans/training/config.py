@@ -26,7 +26,7 @@ BELOW_ONE = ("smoothing", "momentum", "averaging", "validation")
 NOT_NEGATIVE = (
     *BELOW_ONE,
     *("lr", "final_lr", "warm_up", "weight_decay", "orthogonality_weight", "consistency_weight"),
-    *("shift", "seed", "evaluate_every", "checkpoint_seconds"),
+    *("shift", "seed", "evaluate_every", "checkpoint_seconds", "decay_every", "decay"),
 )
 
 
@@ -44,6 +44,8 @@ class TrainConfig:
     """Data set to train on (see `locotrans list`); settings follow a colon, as in folder:up=y."""
     root: Path | None = None
     """Folder that holds the data set's files; built-in sets need none."""
+    train_split: str = "train"
+    """Split to train on, for example trainval of shapenetpart."""
     points: int = 1024
     """Points per shape."""
     shapes: int | None = None
@@ -70,6 +72,10 @@ class TrainConfig:
     """Epochs in which the learning rate rises to --lr, before the cosine; 0: none."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimiser: sgd (with momentum) or adamw."""
+    decay_every: int = 0
+    """Epochs after which the learning rate is multiplied by --decay; 0: the cosine schedule."""
+    decay: float = 0.3
+    """Factor of the learning rate, if it goes in steps."""
     momentum: float = 0.9
     """Momentum of SGD, or the first beta of AdamW (the second is 0.999)."""
     weight_decay: float = 1e-4

@@ -10,6 +10,7 @@ evaluates, writes and prints.
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -134,10 +135,37 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     key = (config.seed, STEP, run.step)
     torch.manual_seed(derive_seed(*key, process()) if process() else derive_seed(*key))  # dropout
     generator = torch.Generator(run.device).manual_seed(derive_seed(*key))
-    points = augment(run.points[batch], config, run.train_set.up, generator)
+    points, labels = run.points[batch], run.labels[batch]
+    given = {name: x[batch] for name, x in run.given.items()}
+    if labels.dim() > 1:  # what belongs to the points goes where they go
+        points, labels, given = draw_labelled(points, labels, given, config, generator)
+        config = replace(config, draw_from=None, shuffle=False)
+    points = augment(points, config, run.train_set.up, generator)
     lr = learning_rate(config, run.step, run.steps_per_epoch)
     mine = slice(process(), None, processes())
-    run.add(run.take_step(points[mine].contiguous(), run.labels[batch[mine]], lr))
+    given = {name: x[mine] for name, x in given.items()}
+    run.add(run.take_step(points[mine].contiguous(), labels[mine], lr, **given))
+
+
+def draw_labelled(
+    points: Float[Tensor, "b n 3"],
+    labels: Int[Tensor, "b n"],
+    given: dict[str, Tensor],
+    config: TrainConfig,
+    generator: torch.Generator,
+) -> tuple[Float[Tensor, "b m 3"], Int[Tensor, "b m"], dict[str, Tensor]]:
+    """Draw and shuffle points as `augment` does, with their labels and colours."""
+    if config.draw_from is None and not config.shuffle:
+        return points, labels, given
+    colors = given.get("colors", points[..., :0])
+    joined = torch.cat([points, labels.unsqueeze(-1).to(points.dtype), colors], dim=-1)
+    count = 0 if config.draw_from is None else config.draw_from - config.points
+    points, numbers, colors = drop_points(joined, count, generator=generator).split(
+        [3, 1, colors.shape[-1]], dim=-1
+    )
+    if "colors" in given:
+        given = {**given, "colors": colors}
+    return points, numbers.squeeze(-1).long(), given
 
 
 def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
@@ -197,17 +225,22 @@ def summary(line: dict[str, Any]) -> str:
         result = line["evaluation"]
         share = f"{result['overall_accuracy']:.3f}"
         text += f"  {result['split']} accuracy ({result['rotation']}) {share}"
+        for key in ("miou", "class_miou", "instance_miou"):
+            text += f"  {key} {result[key]:.3f}" if key in result else ""
     return f"{text}  {line['seconds']:.1f} s"
 
 
 def learning_rate(config: TrainConfig, step: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of a step: a linear warm-up, then half a cosine.
+    """Return the learning rate of a step: a linear warm-up, then half a cosine, or steps.
 
-    The cosine goes from ``lr`` down to ``final_lr``.
+    The cosine goes from ``lr`` down to ``final_lr``; with ``decay_every`` the rate is multiplied by
+    ``decay`` after every so many epochs instead.
     """
     warm_up = config.warm_up * steps_per_epoch
     if step < warm_up:
         return config.lr * (step + 1) / (math.floor(warm_up) + 1)
+    if config.decay_every:
+        return config.lr * config.decay ** (step // (config.decay_every * steps_per_epoch))
     done = (step - warm_up) / (config.epochs * steps_per_epoch - warm_up)
     return config.final_lr + (config.lr - config.final_lr) * (1 + math.cos(math.pi * done)) / 2
 

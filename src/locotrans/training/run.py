@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset
 from locotrans.distributed import process, processes
-from locotrans.models import create_model
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import (
     load_optimizer,
@@ -28,6 +27,7 @@ from locotrans.training.config import (
 from locotrans.training.presets import read_config
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step
+from locotrans.training.tasks import build_model, given, targets, typical_radius
 
 # keys of derive_seed: one stream of random numbers for each purpose
 INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION = range(4)
@@ -81,16 +81,22 @@ class Run:
                 "shapes; lower it"
             )
         torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
-        model = create_model(config.model, len(self.train_set.class_names), **options)
+        model = build_model(config.model, self.train_set, options)
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.take_step = Step(self.model, config, self.device)
         self.points = self.train_set.points.to(self.device)
-        self.labels = self.train_set.labels.to(self.device)
+        self.labels = targets(model, self.train_set).to(self.device)
+        extra = given(model, self.train_set)
+        self.given = {name: x.to(self.device) for name, x in extra.items()}
         with torch.inference_mode():
+            first = {name: x[:1] for name, x in self.given.items()}
+            if "colors" in first:
+                first["colors"] = first["colors"][:, : config.points]
             cloud = self.points[:1, : config.points]
-            self.model.eval()(cloud)  # clouds that the model refuses are refused here
+            self.model.eval()(cloud, **first)  # what the model refuses is refused here
         self.model.train()
+        self.radius = typical_radius(self.train_set)
         self.step = 0  # steps done
         self.seconds = 0.0  # over all parts of the run
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
@@ -193,8 +199,10 @@ class Run:
         return {
             "model": self.config.model,
             "config": to_json(self.model.config),
-            "num_classes": len(data.class_names),
+            "num_classes": self.model.num_classes,
             "class_names": list(data.class_names),
+            "part_names": list(data.part_names),
+            "radius": self.radius,
             "data": data.name,
             "data_checksum": data.checksum,
             "points": self.config.points,
@@ -217,7 +225,7 @@ def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
     def load(split: str, points: int, shapes: int | None) -> CloudSet:
         return load_dataset(config.data, split, root=config.root, points=points, shapes=shapes)
 
-    train = load("train", config.draw_from or config.points, config.shapes)
+    train = load(config.train_split, config.draw_from or config.points, config.shapes)
     if config.validation == 0:
         return train, load("test", config.points, config.test_shapes)
     count = round(config.validation * len(train))
@@ -228,6 +236,10 @@ def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
         )
     generator = torch.Generator().manual_seed(derive_seed(config.seed, VALIDATION))
     order = torch.randperm(len(train), generator=generator)
-    whole = train if config.draw_from is None else load("train", config.points, config.shapes)
+    whole = (
+        train
+        if config.draw_from is None
+        else load(config.train_split, config.points, config.shapes)
+    )
     held_out = replace(whole.subset(order[:count].sort().values), split="validation")
     return train.subset(order[count:].sort().values), held_out

@@ -37,32 +37,45 @@ class Step:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(
-        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"], lr: float
+        self,
+        points: Float[Tensor, "b n 3"],
+        labels: Int[Tensor, "b *n"],
+        lr: float,
+        **given: Tensor,
     ) -> dict[str, Tensor]:
-        """Take the step, and return the losses by name and the accuracy of the batch."""
+        """Take the step, and return the losses by name and the accuracy of the batch.
+
+        Args:
+            points: the clouds.
+            labels: of the clouds, or of their points (-1: none).
+            lr: learning rate.
+            **given: what the network is given beside the points.
+        """
         if not isinstance(self.lr, Tensor):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            names, figures = self._take(points, labels)
+            names, figures = self._take(points, labels, given)
             return dict(zip(names, figures, strict=True))
         self.lr.fill_(lr)
         if self._graph is None:
-            self._record(points, labels)
+            self._record(points, labels, given)
         assert self._graph is not None
         self._points.copy_(points)
         self._labels.copy_(labels)
+        for name, x in given.items():
+            self._given[name].copy_(x)
         self._graph.replay()
         return dict(zip(self._names, self._figures.clone(), strict=True))
 
     def _take(
-        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"]
+        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> tuple[list[str], Float[Tensor, "m"]]:
         config = self.config
         self.optimizer.zero_grad(set_to_none=True)
         mixed = config.precision == "mixed"
         with float32_products("high" if mixed else "highest"):
             with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-                output = self.network(points)
+                output = self.network(points, **given)
             losses = classification_losses(
                 output,
                 labels,
@@ -72,27 +85,31 @@ class Step:
             )
             losses.total.backward()
         self.optimizer.step()
-        accuracy = (output.logits.argmax(-1) == labels).float().mean()
+        right = output.logits.argmax(-1) == labels
+        accuracy = right.float().sum() / (labels >= 0).sum().clamp_min(1)
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
         figures["accuracy"] = accuracy
         values = torch.stack([v.float() for v in figures.values()])
         return list(figures), mean_over_processes(values)
 
-    def _record(self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b"]) -> None:
+    def _record(
+        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
+    ) -> None:
         """Record the step, with buffers that later batches are copied into."""
         self._points, self._labels = points.clone(), labels.clone()
+        self._given = {name: x.clone() for name, x in given.items()}
         weights = {name: x.clone() for name, x in self.model.state_dict().items()}
         memory = {key: x.clone() for key, x in self._memory()}
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
-                self._take(self._points, self._labels)
+                self._take(self._points, self._labels, self._given)
         torch.cuda.current_stream().wait_stream(stream)
         self.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._names, self._figures = self._take(self._points, self._labels)
+            self._names, self._figures = self._take(self._points, self._labels, self._given)
         for name, x in self.model.state_dict().items():
             x.copy_(weights[name])
         for key, x in self._memory():

@@ -187,20 +187,23 @@ def _segment(
 def _category(
     network: SegmenterNetwork, path: Path, category: str | None
 ) -> tuple[int | None, str | None]:
-    """Return the category of a file, for parts: as given, or the name of its folder."""
+    """Return the category of a file, for parts: as given, or by the nearest folder so named."""
     if network.task != "parts":
         return None, None
-    if category is None and len(network.categories) > 1:
-        folder = path.resolve().parent.name
-        try:
-            number = network.category(folder)
-        except ValueError:
-            raise ValueError(
-                f"{path}: its category is not known: name it (--category), or keep the file in a "
-                f"folder of that name. Known: {', '.join(network.categories)}"
-            ) from None
+    if category is not None:
+        number = network.category(category)
+    elif len(network.categories) == 1:
+        number = 0
     else:
-        number = 0 if category is None else network.category(category)
+        known = {name.lower(): number for number, name in enumerate(network.categories)}
+        folders = [folder.name.lower() for folder in path.resolve().parents]
+        numbers = [known[folder] for folder in folders if folder in known]
+        if not numbers:
+            raise ValueError(
+                "its category is not known: name it (--category), or keep the file in a folder of "
+                f"that name. Known: {', '.join(network.categories)}"
+            )
+        number = numbers[0]
     return number, network.categories[number]
 
 
