@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "certify": certify,
             "samplings": samplings,
             "pack": pack_run,
+            "report": report,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -635,6 +636,40 @@ def samplings(
     write_result(json, result, weights, metadata, place)
 
 
+def report(
+    records: tyro.conf.Positional[tuple[Path, ...]],
+    /,
+    out: Path | None = None,
+    curves: Path | None = None,
+) -> None:
+    """Write the paper's tables beside ours, as Markdown, and a plot of training curves.
+
+    Each recipe has its own tables; a cell that was not run stays empty.
+
+    Args:
+        records: Run folders, and JSON files of `eval`, `perturb` and `samplings`.
+        out: Markdown file to write; by default it is printed.
+        curves: PNG file for the training curves of the run folders.
+    """
+    from locotrans.pictures import curves_figure, save_figure
+    from locotrans.training.record import write_atomically
+    from locotrans.training.report import read_curves, render
+    from locotrans.training.results import read_results
+
+    results = read_results(records)
+    if curves is not None:
+        lines = read_curves(records)
+        if not lines:
+            raise ValueError("--curves needs run folders among the records; a file has no epochs")
+        save_figure(curves_figure(lines), curves)
+    shown = curves if curves is None or out is None else Path(os.path.relpath(curves, out.parent))
+    text = render(results, shown)
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text.encode())
+
+
 def pack_run(run: tyro.conf.Positional[Path], /, out: Path | None = None) -> None:
     """Pack a finished run's weights with their description and a model card.
 
@@ -820,6 +855,7 @@ def info(
     from torch.utils.flop_counter import FlopCounterMode
 
     from locotrans import create_model
+    from locotrans.kernels import set_kernels
 
     network = create_model(model, classes, **parse_options(model, options)).eval()
     cloud = torch.randn(1, points, 3, generator=torch.Generator().manual_seed(0))
@@ -828,8 +864,12 @@ def info(
         given["category"] = torch.zeros(1, dtype=torch.long)
     if getattr(network.config, "colors", False):
         given["colors"] = torch.zeros_like(cloud)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        flow = shape_flow(network, cloud, depth, **given)
+    before = set_kernels("off")  # what a kernel computes is not counted
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            flow = shape_flow(network, cloud, depth, **given)
+    finally:
+        set_kernels(before)
     table = Table(title=f"{model}, one cloud of {points} points")
     table.add_column("module")
     table.add_column("output")

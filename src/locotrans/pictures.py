@@ -188,6 +188,39 @@ def _explain(figure: Figure, colors: Mapping[str, Sequence[float]]) -> None:
         figure.text(x, y, f"\u25cf {name}", fontsize=size, va="center", color=color)
 
 
+def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw the loss and the accuracies of runs over their epochs.
+
+    Args:
+        curves: by the name of a run, what each epoch left: ``epoch``, ``total``, ``accuracy`` and,
+            where it was evaluated, ``evaluation``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(11, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    for number, (name, lines) in enumerate(curves.items()):
+        color = f"C{number % 10}"
+        epochs = [line["epoch"] for line in lines]
+        left.plot(epochs, [line["total"] for line in lines], color=color, label=name)
+        right.plot(epochs, [100 * line["accuracy"] for line in lines], color=color, alpha=0.4)
+        tested = [line for line in lines if "overall_accuracy" in line.get("evaluation", {})]
+        right.plot(
+            [line["epoch"] for line in tested],
+            [100 * line["evaluation"]["overall_accuracy"] for line in tested],
+            "o-",
+            color=color,
+            markersize=3,
+        )
+    left.set(xlabel="epoch", ylabel="loss", yscale="log")
+    right.set(xlabel="epoch", ylabel="accuracy in percent (pale: training batches; dots: held out)")
+    right.yaxis.label.set_size("small")
+    left.legend(fontsize="small")
+    return figure
+
+
 def frames_figure(
     clouds: Sequence[Float[Tensor, "n 3"]],
     frames: Mapping[str, Sequence[Float[Tensor, "n 3 3"]]],

@@ -10,6 +10,7 @@ evaluates, writes and prints.
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -214,8 +215,26 @@ def finish(run: Run) -> None:
         run.seconds,
         run.device,
     )
+    best = best_test_epoch([json.loads(line) for line in lines])
+    if best is not None:
+        record["best_test_epoch"] = best
     run.save_weights()
     write_json(run.folder / "record.json", record)
+
+
+def best_test_epoch(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the best of several evaluations on the test split, for comparison with papers only."""
+    tested = [
+        (line["evaluation"]["overall_accuracy"], line["epoch"])
+        for line in lines
+        if "evaluation" in line
+        and line["evaluation"]["split"] == "test"
+        and "overall_accuracy" in line["evaluation"]
+    ]
+    if len(tested) < 2:
+        return None
+    accuracy, epoch = max(tested, key=lambda item: (item[0], -item[1]))
+    return {"epoch": epoch, "overall_accuracy": accuracy, "of": len(tested)}
 
 
 def summary(line: dict[str, Any]) -> str:

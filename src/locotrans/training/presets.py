@@ -17,9 +17,11 @@ from typing import Any
 from locotrans.models import list_models, model_task
 from locotrans.training.config import MOVABLE, TrainConfig, typed_fields
 
+VARIED = ("orthogonality_weight", "consistency_weight")  # by ablations, beside the model's options
 # What a preset leaves open: which network and protocol, and how a run is measured.
 OPEN = MOVABLE | {
     *("preset", "model", "options", "rotation", "seed", "evaluate_every", "evaluate_rotation"),
+    *VARIED,
 }
 
 

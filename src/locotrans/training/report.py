@@ -1,0 +1,199 @@
+"""`locotrans report`: the paper's tables beside ours, from records.
+
+The paper's figures are data (``paper.json``). Each recipe has tables of its own, so that the
+paper's and ours are never mixed; a cell that was not run stays empty.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from locotrans.training.presets import PRESETS
+from locotrans.training.results import Key, Result, aggregate
+
+PAPER = Path(__file__).with_name("paper.json")
+MAIN = "modelnet40"
+"""The preset whose tables are shown even where nothing was run."""
+NOTE = """\
+Accuracy in percent. Ours: the last epoch, over all fixed rotations of every test shape; several
+seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
+on the test set. Empty: not run."""
+
+Cost = Callable[[str, tuple[tuple[str, str], ...]], tuple[int, int]]
+
+
+def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | None = None) -> str:
+    """Write the report as Markdown.
+
+    Args:
+        results: what `read_results` found.
+        curves: a picture of training curves to show.
+        cost: gives the parameters and FLOPs of a model with options; by default they are counted.
+    """
+    paper = json.loads(PAPER.read_text())
+    cost = cost or network_cost
+    recipes = sorted({(r.key.preset, r.key.departures) for r in results} | {(MAIN, "")})
+    lines = ["# Results", "", NOTE, "", f"The paper: {paper['paper']}.", ""]
+    if curves is not None:
+        lines += [f"![training curves]({curves})", ""]
+    for preset, departures in recipes:
+        mine = [r for r in results if (r.key.preset, r.key.departures) == (preset, departures)]
+        title = PRESETS[preset].title if preset in PRESETS else "settings without a preset"
+        but = f", but {departures}" if departures else ""
+        lines += [f"## {preset or 'No preset'}: {title}{but}", ""]
+        for table in paper["tables"]:
+            text, filled = paper_table(table, paper["data"], mine, cost)
+            if filled or (preset, departures) == (MAIN, ""):
+                lines += text
+        lines += [*all_runs(mine), *best_epochs(mine), *sampled_clouds(mine)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def paper_table(
+    table: Mapping[str, Any], data: str, results: Sequence[Result], cost: Cost
+) -> tuple[list[str], bool]:
+    """Write one table of the paper; say too whether a cell of it was run."""
+    filled = False
+    rows = []
+    for row in table["rows"]:
+        cells = [row["title"]]
+        for column in table["columns"]:
+            text = ""
+            if "paper" in column:
+                value = row.get("paper", {}).get(column["paper"])
+                text = "" if value is None else f"{value:g}" if value >= 100 else f"{value}"
+            elif "ours" in row:
+                query = {**column["ours"], **row["ours"]}
+                if "cost" in query:
+                    options = tuple(sorted(query.get("options", {}).items()))
+                    parameters, flops = cost(query["model"], options)
+                    value = parameters if query["cost"] == "parameters" else flops
+                    text = f"{value / 1e6:.2f}" if value < 1e8 else f"{value / 1e6:.0f}"
+                else:
+                    text = cell(query, data, results)
+                    filled |= text != ""
+            cells.append(text)
+        rows.append(cells)
+    header = ["", *(column["title"] for column in table["columns"])]
+    return [f"### Tab. {table['table']}: {table['title']}", "", *markdown(header, rows), ""], filled
+
+
+def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
+    """Write the figure that a query asks for, or nothing if it was not run."""
+    perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
+    options = tuple(sorted(query.get("options", {}).items()))
+    head = query.get("head", "combined")
+    values = [
+        result.heads[head]["overall_accuracy"]
+        for result in results
+        if (result.key.model, result.key.options) == (query["model"], options)
+        and (result.key.train, result.key.test) == (query["train"], query["test"])
+        and result.key.perturbation == perturbation
+        and result.key.data.partition(":")[0] == data
+        and result.key.split == "test"
+        and head in result.heads
+    ]
+    return aggregate(values) if values else ""
+
+
+def groups(results: Sequence[Result]) -> Iterator[tuple[Key, list[Result]]]:
+    """Yield the results that differ in their seed alone."""
+    keys = sorted({r.key for r in results}, key=lambda k: (k.model, k.options, str(k)))
+    for key in keys:
+        yield key, [r for r in results if r.key == key]
+
+
+def all_runs(results: Sequence[Result]) -> list[str]:
+    """Write everything that was evaluated on clouds as they are."""
+    rows = []
+    for key, same in groups([r for r in results if r.key.perturbation is None]):
+        if "overall_accuracy" not in same[0].heads["combined"]:
+            continue
+        figures = [
+            aggregate([r.heads["combined"][name] for r in same])
+            for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
+        ]
+        without = [r.without_excluded for r in same if r.without_excluded is not None]
+        options = " ".join(f"{name}={value}" for name, value in key.options)
+        where = f"{key.data} {key.split}"
+        last = aggregate(without) if without else ""
+        rows.append([key.model, options, f"{key.train}/{key.test}", where, *figures, last])
+    header = ["model", "options", "protocol", "data", "overall", "class mean", "agreement"]
+    table = markdown([*header, "overall, without excluded"], rows)
+    return ["### All evaluations", "", *table, ""] if rows else []
+
+
+def best_epochs(results: Sequence[Result]) -> list[str]:
+    """Write the best test epochs beside the last, where they were recorded."""
+    rows = []
+    for key, same in groups([r for r in results if r.best_test_epoch is not None]):
+        last = aggregate([r.heads["combined"]["overall_accuracy"] for r in same])
+        best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
+        options = " ".join(f"{name}={value}" for name, value in key.options)
+        rows.append([key.model, options, f"{key.train}/{key.test}", last, best])
+    header = ["model", "options", "protocol", "last epoch", "best test epoch"]
+    title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
+    return [title, "", *markdown(header, rows), ""] if rows else []
+
+
+def sampled_clouds(results: Sequence[Result]) -> list[str]:
+    """Write the accuracy on clouds that were sampled in other ways."""
+    lines = []
+    for key, same in groups([r for r in results if r.sampled]):
+        rows = []
+        for index, row in enumerate(same[0].sampled):
+            each = [result.sampled[index] for result in same]
+            accuracy = aggregate([x["overall_accuracy"] for x in each])
+            rows.append(
+                [row["name"], str(row["count"]), accuracy, aggregate([x["loss"] for x in each])]
+            )
+        options = " ".join(f"{name}={value}" for name, value in key.options)
+        title = f"### Samplings: {key.model} {options}".rstrip() + f", {key.train}/{key.test}"
+        lines += [title, "", *markdown(["sampling", "points", "overall", "loss"], rows), ""]
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write a Markdown table."""
+    return [
+        f"| {' | '.join(header)} |",
+        "|" + "---|" * len(header),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+@cache
+def network_cost(
+    model: str, options: tuple[tuple[str, str], ...], points: int = 1024
+) -> tuple[int, int]:
+    """Count the parameters, and the FLOPs for one cloud (2 a multiply-add)."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from locotrans.kernels import set_kernels
+    from locotrans.models import create_model, model_config
+    from locotrans.training.config import parse_options
+
+    known = vars(model_config(model))
+    texts = [f"{name}={value.lower()}" for name, value in options if name in known]
+    network = create_model(model, 40, **parse_options(model, texts)).eval()
+    cloud = torch.randn(1, points, 3, generator=torch.Generator().manual_seed(0))
+    before = set_kernels("off")  # what a kernel computes is not counted
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            network(cloud)
+    finally:
+        set_kernels(before)
+    return sum(p.numel() for p in network.parameters()), counter.get_total_flops()
+
+
+def read_curves(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Read the metrics of run folders, a line an epoch, by the folder's name."""
+    curves = {}
+    for run in runs:
+        file = run / "metrics.jsonl"
+        if run.is_dir() and file.exists():
+            curves[run.name] = [json.loads(line) for line in file.read_text().splitlines()]
+    return curves

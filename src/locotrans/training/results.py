@@ -1,0 +1,142 @@
+"""Records and evaluations as results: what was trained, how it was tested, and what came out.
+
+Three kinds of JSON are read: the record of a run (``record.json``), what `eval --json` wrote, and
+what `perturb --json` and `samplings --json` wrote. A result is identified by the recipe (a preset
+and what departs from it), the model, its options, the rotations of training and testing, the data,
+and the perturbation; results that differ in the seed alone are aggregated.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from locotrans.models import model_config
+from locotrans.training.config import TrainConfig, parse_options, typed_fields
+from locotrans.training.presets import VARIED, base_config, deviations
+from locotrans.training.record import read_json
+
+
+@dataclass(frozen=True)
+class Key:
+    """What identifies a result, the seed apart."""
+
+    preset: str
+    """Name of the preset, or "" for none."""
+    departures: str
+    """Where the run departs from it, such as "epochs 60"."""
+    model: str
+    options: tuple[tuple[str, str], ...]
+    """Options of the model and weights of losses that are not the usual ones, sorted."""
+    train: str
+    test: str
+    data: str
+    split: str
+    perturbation: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement of one trained network."""
+
+    key: Key
+    seed: int
+    heads: Mapping[str, Mapping[str, float]]
+    without_excluded: float | None = None
+    """Overall accuracy without the excluded shapes, where that was measured."""
+    best_test_epoch: float | None = None
+    sampled: Sequence[Mapping[str, Any]] = ()
+    """The rows of `samplings`."""
+
+
+def read_results(paths: Sequence[Path]) -> list[Result]:
+    """Read results from files or run folders; of the same measurement of a run the last counts.
+
+    Raises:
+        ValueError: naming the file that is none of the kinds.
+    """
+    found: dict[tuple[Key, int], Result] = {}
+    for path in paths:
+        file = path / "record.json" if path.is_dir() else path
+        if path.is_dir() and not file.exists():
+            raise ValueError(f"{path} is not a finished run: it has no record.json")
+        for result in results_of(read_json(file), file):
+            place = (result.key, result.seed)
+            before = found.get(place)
+            if before is not None and result.best_test_epoch is None:  # of the run's own record
+                result = dataclasses.replace(result, best_test_epoch=before.best_test_epoch)
+            found[place] = result
+    return list(found.values())
+
+
+def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
+    """Yield the results in a document."""
+    try:
+        if "evaluation" in document:
+            settings, measured = document["config"], document["evaluation"]
+            best = document.get("best_test_epoch", {}).get("overall_accuracy")
+        else:
+            settings, measured, best = document["training"]["settings"], document, None
+        config = TrainConfig(**typed_fields(TrainConfig, settings))
+        if "rows" not in measured:
+            excluded = measured.get("without_excluded", {}).get("heads", {}).get("combined", {})
+            without = excluded.get("overall_accuracy")
+            yield Result(key_of(config, measured), config.seed, measured["heads"], without, best)
+        elif "count" in measured["rows"][0]:
+            rows = measured["rows"]
+            key = key_of(config, measured, ("samplings", 0.0))
+            yield Result(key, config.seed, rows[0]["heads"], sampled=rows)
+        else:
+            for row in measured["rows"]:
+                key = key_of(config, measured, (row["name"], float(row["value"])))
+                yield Result(key, config.seed, row["heads"])
+    except KeyError as error:
+        raise ValueError(
+            f"{file} is neither a record of `train` nor what `eval`, `perturb` or `samplings` "
+            f"wrote with --json: it has no {error}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def key_of(
+    config: TrainConfig,
+    measured: Mapping[str, Any],
+    perturbation: tuple[str, float] | None = None,
+) -> Key:
+    """Identify a measurement of a run."""
+    usual, base = model_config(config.model), base_config(config.preset, config.model)
+    options = {
+        name: _text(value)
+        for name, value in parse_options(config.model, config.options).items()
+        if value != getattr(usual, name)
+    }
+    for name in VARIED:
+        if getattr(config, name) != getattr(base, name):
+            options[name] = _text(getattr(config, name))
+    departures = ", ".join(f"{name} {_text(x)}" for name, x in deviations(config).items())
+    return Key(
+        preset=config.preset or "",
+        departures=departures,
+        model=config.model,
+        options=tuple(sorted(options.items())),
+        train=config.rotation,
+        test=measured["rotation"],
+        data=measured["data"],
+        split=measured["split"],
+        perturbation=perturbation,
+    )
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def aggregate(values: Sequence[float]) -> str:
+    """Write accuracies of several seeds in percent: mean, half the range, and how many."""
+    percent = [100 * value for value in values]
+    mean = sum(percent) / len(percent)
+    if len(percent) == 1:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {(max(percent) - min(percent)) / 2:.2f} ({len(percent)})"

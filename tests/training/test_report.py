@@ -1,0 +1,206 @@
+"""The tables: every cell from its own records, recipes apart, what was not run empty."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from locotrans.cli import main
+from locotrans.models import create_model, list_models
+from locotrans.training import preset_config
+from locotrans.training.config import parse_options, to_json
+from locotrans.training.loop import best_test_epoch
+from locotrans.training.report import PAPER, network_cost, render
+from locotrans.training.results import aggregate, read_results
+
+FULL, LIGHT = "locotrans_dgcnn", "locotrans_dgcnn_light"
+
+
+def heads(accuracy):
+    figures = {"class_accuracy": accuracy - 0.05, "rotation_agreement": 0.995}
+    return {
+        "invariant": {"overall_accuracy": accuracy - 0.01, **figures},
+        "combined": {"overall_accuracy": accuracy, **figures},
+    }
+
+
+def evaluation(accuracy, rotation="so3", data="modelnet40:hdf5", split="test"):
+    return {"heads": heads(accuracy), "rotation": rotation, "data": data, "split": split}
+
+
+def settings(model, **changes):
+    return to_json(dataclasses.replace(preset_config("modelnet40", model), **changes))
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    """Write documents as files; returns what writes one, and where they are."""
+    files = []
+
+    def write(document):
+        files.append(tmp_path / f"{len(files)}.json")
+        files[-1].write_text(json.dumps(document))
+
+    def record(model, accuracy, best=None, **changes):
+        chosen = {"best_test_epoch": {"overall_accuracy": best}} if best else {}
+        config = settings(model, **changes)
+        write({"config": config, "evaluation": evaluation(accuracy), **chosen})
+
+    def evaluated(model, measured, **changes):
+        write({**measured, "training": {"settings": settings(model, **changes)}})
+
+    return record, evaluated, files
+
+
+def report(files):
+    return render(read_results(files), cost=lambda model, options: (6_000_000, 8_000_000_000))
+
+
+def section(text, title):
+    """Return the rows of a table by their first cell."""
+    table = re.split(r"^#+ ", text.split(title, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    cells = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
+    return {row[0].strip(): [c.strip() for c in row[1:]] for row in cells}
+
+
+def test_cells_come_from_their_own_records(shelf):
+    record, evaluated, files = shelf
+    record(FULL, 0.91, seed=0)
+    record(FULL, 0.92, seed=1)
+    evaluated(FULL, evaluation(0.93, "z"), seed=0)
+    record(FULL, 0.9, rotation="so3")
+    record(LIGHT, 0.88)
+    record("dgcnn", 0.2)
+    record(FULL, 0.87, options=("k=10",))
+    record(FULL, 0.86, options=("k=20", "frames=handcrafted"))  # k=20 is the usual one
+    record(LIGHT, 0.85, options=("relative_pose=none",))
+    text = report(files)
+    rows = section(text, "Tab. 1:")
+    assert rows["LocoTrans"] == ["91.6", "93.00", "91.6", "91.50 ± 0.50 (2)", "91.5", "90.00"]
+    assert rows["LocoTrans, light"] == ["", "", "91.5", "88.00", "", ""]
+    assert rows["DGCNN"] == ["92.2", "", "20.6", "20.00", "81.1", ""]
+    assert rows["PointNet"] == ["89.2", "", "16.4", "", "75.5", ""]
+    assert section(text, "Tab. 10:")["K = 10"] == ["91.3", "87.00", ""]
+    assert section(text, "Tab. 10:")["K = 40"] == ["90.8", "", ""]
+    assert section(text, "Tab. 5:")["hand-crafted"] == ["91.2", "86.00", ""]
+    assert section(text, "Tab. 6:")["none"] == ["", "", "85.00"]
+    assert section(text, "Tab. 12:")["invariant"] == ["90.6", "90.50 ± 0.50 (2)", "90.4", "89.00"]
+    assert section(text, "Tab. 7 and 13:")["parameters (millions)"][3] == "6.00"
+    assert "best test epoch" not in text.lower()
+
+
+def test_recipes_are_never_mixed(shelf):
+    record, _, files = shelf
+    record(FULL, 0.91)
+    record(FULL, 0.8, epochs=60)
+    record(FULL, 0.7, averaging=0.999)
+    text = report(files)
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [part.splitlines()[0] for part in parts] == [
+        "modelnet40: the paper's recipe for ModelNet40",
+        "modelnet40: the paper's recipe for ModelNet40, but averaging 0.999",
+        "modelnet40: the paper's recipe for ModelNet40, but epochs 60",
+    ]
+    for part, value in zip(parts, ("91.00", "70.00", "80.00"), strict=True):
+        assert section(part, "Tab. 1:")["LocoTrans"][3] == value
+        assert len({"91.00", "70.00", "80.00"} & set(re.findall(r"\d\d\.00", part))) == 1
+
+
+def test_validation_and_other_data_stay_out_of_the_paper_s_tables(shelf):
+    _, evaluated, files = shelf
+    evaluated(FULL, evaluation(0.99, split="validation"))
+    evaluated(FULL, evaluation(0.98, data="builtin"))
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"] == ["91.6", "", "91.6", "", "91.5", ""]
+    assert "modelnet40:hdf5 validation | 99.00" in text
+
+
+def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
+    record, evaluated, files = shelf
+    record(FULL, 0.91, best=0.915)
+    excluded = {"without_excluded": {"samples": 9, "heads": heads(0.905)}}
+    evaluated(FULL, {**evaluation(0.9101), **excluded})
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
+    assert "| 90.50 |" in text  # without the excluded shapes
+    assert section(text, "### Best test epoch")[FULL] == ["", "z/so3", "91.01", "91.50"]
+
+
+def test_perturbations_and_samplings(shelf):
+    _, evaluated, files = shelf
+    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
+    cases = (("none", 0, 0.9), ("noise", 0.02, 0.7), ("dropped", 300, 0.6))
+    rows = [{"name": n, "value": v, "heads": heads(x)} for n, v, x in cases]
+    evaluated(LIGHT, {**shared, "rows": rows})
+    sampled = [
+        {"name": n, "count": c, "loss": 0.9 - x, "overall_accuracy": x, "heads": heads(x)}
+        for n, c, x in (("reference", 1024, 0.9), ("scan lines", 512, 0.85))
+    ]
+    evaluated(LIGHT, {**shared, "data": "hdf5:up=y", "rows": sampled})
+    text = report(files)
+    assert section(text, "Tab. 9:")["LCRF, noise 0.02"] == ["77.1", "", "70.00"]
+    assert section(text, "Tab. 9:")["LCRF, 300 points dropped"] == ["72.4", "", "60.00"]
+    assert section(text, "### Samplings")["scan lines"] == ["512", "85.00", "5.00"]
+
+
+def test_files_that_are_no_records_are_named(tmp_path):
+    file = tmp_path / "other.json"
+    file.write_text('{"a": 1}')
+    with pytest.raises(ValueError, match=r"other\.json is neither a record of `train` nor"):
+        read_results([file])
+    with pytest.raises(ValueError, match="is not a finished run"):
+        read_results([tmp_path])
+
+
+def test_aggregate():
+    assert aggregate([0.9]) == "90.00"
+    assert aggregate([0.9, 0.91, 0.94]) == "91.67 ± 2.00 (3)"
+
+
+def test_best_test_epoch_is_of_the_test_split_and_of_several():
+    def line(epoch, accuracy, split="test"):
+        return {"epoch": epoch, "evaluation": {"split": split, "overall_accuracy": accuracy}}
+
+    lines = [{"epoch": 1}, line(2, 0.5), line(4, 0.7), line(6, 0.7), line(8, 0.6)]
+    assert best_test_epoch(lines) == {"epoch": 4, "overall_accuracy": 0.7, "of": 4}
+    assert best_test_epoch(lines[:2]) is None
+    assert best_test_epoch([line(2, 0.5, "validation"), line(4, 0.7, "validation")]) is None
+
+
+def test_every_query_of_the_paper_s_tables_can_be_run():
+    paper = json.loads(PAPER.read_text())
+    for table in paper["tables"]:
+        for row in table["rows"]:
+            for column in table["columns"]:
+                query = {**column.get("ours", {}), **row.get("ours", {})}
+                if "ours" not in column or "ours" not in row:
+                    continue
+                assert query["model"] in list_models()
+                assert {"train", "test"} <= query.keys()
+                weights = {"orthogonality_weight", "consistency_weight"}
+                options = {k: v for k, v in query.get("options", {}).items() if k not in weights}
+                texts = [f"{name}={value.lower()}" for name, value in options.items()]
+                parsed = parse_options(query["model"], texts)
+                assert {name: str(value) for name, value in parsed.items()} == options
+
+
+def test_cost_counts_parameters():
+    parameters, flops = network_cost("pointnet", (), 32)
+    assert parameters == sum(p.numel() for p in create_model("pointnet", 40).parameters())
+    assert flops > 2 * 32 * 128 * 1024  # its widest layer alone
+
+
+def test_the_command(uncut, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("locotrans.training.report.network_cost", lambda model, options: (1, 2))
+    out, curves = tmp_path / "report.md", tmp_path / "curves.png"
+    main(["report", str(uncut), "--out", str(out), "--curves", str(curves)])
+    text = out.read_text()
+    assert "![training curves](curves.png)" in text
+    assert curves.read_bytes().startswith(b"\x89PNG")
+    assert "## No preset: settings without a preset, but" in text
+    record = json.loads((uncut / "record.json").read_text())
+    assert f"| {100 * record['evaluation']['overall_accuracy']:.2f} |" in text
+    with pytest.raises(SystemExit):
+        main(["report", str(uncut / "record.json"), "--curves", str(curves)])
+    assert "needs run folders" in capsys.readouterr().err
