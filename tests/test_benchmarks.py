@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from locotrans import create_model
+from locotrans.training.checkpoint import write_tensors
+from locotrans.training.config import to_json
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import compare
 import kernel_timing
 import numerics
+import retrieval
 import speed
 import timing
 from edge_by_edge import EdgeByEdge
@@ -202,3 +205,23 @@ def test_numerics_of_networks():
     rows = numerics.centring(["light"], points=20)
     assert [row["shift"] for row in rows] == [0, 0.2, 50] * 2
     assert rows[1]["moved by the shift"] < 1e-4 < rows[4]["moved by the shift"]
+
+
+def test_retrieval(tmp_path):
+    torch.manual_seed(0)
+    paths = []
+    for name in ("locotrans_dgcnn_light", "dgcnn"):
+        model = create_model(name, 20, k=4)
+        facts = {"model": name, "config": to_json(model.config), "num_classes": 20}
+        paths.append(tmp_path / f"{name}.safetensors")
+        trained = {**facts, "points": 24, "data": "builtin"}
+        write_tensors(paths[-1], model.state_dict(), trained)
+    out = tmp_path / "retrieval.json"
+    rows = retrieval.main([*map(str, paths), "--shapes=40", "--device=cpu", "--out", str(out)])
+    record = json.loads(out.read_text())["results"]
+    assert record["networks"] == rows
+    assert record["shapes"] == 40
+    ours, dgcnn = rows
+    assert ours["mAP, so3"] == pytest.approx(ours["mAP, none"], abs=0.01)
+    assert ours["found again"] > 0.9 > dgcnn["found again"]
+    assert all(0 < row[key] < 1 for row in rows for key in row if key.startswith("mAP"))

@@ -8,6 +8,7 @@ from locotrans.metrics import (
     confusion_matrix,
     overall_accuracy,
     part_figures,
+    retrieval_map,
     rotation_agreement,
     scene_figures,
     shape_ious,
@@ -154,3 +155,26 @@ def test_scene_figures_against_sets_of_points(seed):
     assert figures["class_accuracy"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-12)
     right = sum(p == y for p, y in pairs) / len(pairs)
     assert figures["overall_accuracy"] == pytest.approx(right, abs=1e-12)
+
+
+def test_retrieval_map_by_hand():
+    angles = torch.tensor([0.0, 0.1, 0.3, 0.35])
+    embeddings = torch.stack([angles.cos(), angles.sin()], dim=-1) * torch.tensor([[2.0]])
+    # queries 0 and 1 find each other at once, 2 finds 3 at once and 3 finds 2 at once
+    assert retrieval_map(embeddings, torch.tensor([0, 0, 1, 1])) == 1
+    # 0 finds 3 as the third, 1 finds 2 as the second, 2 finds 1 so too, 3 finds 0 as the third
+    labels = torch.tensor([0, 1, 1, 0])
+    expected = (1 / 3 + 1 / 2 + 1 / 2 + 1 / 3) / 4
+    assert retrieval_map(embeddings, labels, batch_size=3) == pytest.approx(expected, abs=1e-12)
+
+
+def test_retrieval_leaves_out_the_query_and_not_its_copy():
+    embeddings = torch.tensor([[1.0, 0.0], [1.0, 1e-3], [-0.2, 1.0]])
+    assert retrieval_map(embeddings, torch.tensor([0, 1, 0])) == 0.5
+    embeddings[1] = embeddings[0]  # now shape 2 finds either of them first
+    assert retrieval_map(embeddings, torch.tensor([0, 1, 0])) in (0.5, 0.75)
+
+
+def test_retrieval_needs_two_of_a_class():
+    with pytest.raises(ValueError, match="alone in its class"):
+        retrieval_map(torch.eye(3), torch.arange(3))

@@ -63,6 +63,35 @@ def axis_consistency(
     return ((cosines.sum(2) - itself) / (neighbors.shape[-1] - 1)).mean((0, 1))
 
 
+def retrieval_map(
+    embeddings: Float[Tensor, "s c"], labels: Int[Tensor, " s"], batch_size: int = 256
+) -> float:
+    """Return the mean average precision of retrieval: each shape asks for the others of its class.
+
+    The others are ranked by the cosine of their embeddings with that of the query. The average
+    precision of a query is the mean, over the shapes of its class, of the share of its class among
+    the shapes up to there.
+
+    Degenerate: a shape that is alone in its class does not ask.
+    """
+    _require_samples(labels)
+    units = torch.nn.functional.normalize(embeddings.double(), dim=-1)
+    precisions = []
+    for rows in torch.arange(len(units), device=units.device).split(batch_size):
+        cosines = units[rows] @ units.mT
+        cosines[torch.arange(len(rows)), rows] = torch.inf  # the query itself: first, then left out
+        order = cosines.argsort(dim=-1, descending=True)[:, 1:]
+        hits = (labels[order] == labels[rows].unsqueeze(-1)).double()
+        ranks = torch.arange(1, order.shape[1] + 1, device=units.device)
+        found = hits.sum(-1)
+        average = (hits * hits.cumsum(-1) / ranks).sum(-1) / found.clamp_min(1)
+        precisions.append(average[found > 0])
+    answers = torch.cat(precisions)
+    if answers.numel() == 0:
+        raise ValueError("every shape is alone in its class: there is nothing to retrieve")
+    return answers.mean().item()
+
+
 def shape_ious(
     predictions: Int[Tensor, "*poses s n"],
     parts: Int[Tensor, "s n"],

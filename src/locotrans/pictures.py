@@ -4,6 +4,7 @@ The projection is parallel; what is nearer is darker and lies on top. matplotlib
 functions that need it, and draws into memory (Agg): no window, no global state.
 """
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -41,17 +42,24 @@ def view_rotation(azimuth: float = 35.0, elevation: float = 25.0) -> Float[Tenso
 
 
 def new_figure(
-    rows: int, columns: int, width: float, height: float, above: float = 0.0, below: float = 0.0
+    rows: int,
+    columns: int,
+    width: float,
+    height: float,
+    above: float = 0.0,
+    below: float = 0.0,
+    title: float = 0.55,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure with a grid of empty panels, row by row, of the same scale along x and y.
 
-    Sizes are in inches; ``above`` and ``below`` each panel there is room for text.
+    Sizes are in inches; ``above`` and ``below`` each panel there is room for text, and at the top
+    for the ``title`` of the whole.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
 
     cell = above + height + below
-    total = 0.55 + rows * cell  # 0.55: the title of the whole
+    total = title + rows * cell
     figure = NewFigure(figsize=(columns * width, total))
     FigureCanvasAgg(figure)
     panels = []
@@ -75,6 +83,16 @@ def save_figure(figure: Figure, path: Path) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def cloud_png(points: Float[Tensor, "n 3"]) -> bytes:
+    """Return a small picture of a cloud about the origin, as the bytes of a PNG file."""
+    figure, (axes,) = new_figure(1, 1, 1.76, 1.76, title=0.0)
+    draw_cloud(axes, points, size=6.0)
+    _show_sphere(axes, points)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100, facecolor="white")
+    return file.getvalue()
 
 
 def draw_cloud(

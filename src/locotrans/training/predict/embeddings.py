@@ -54,7 +54,7 @@ def embed(
     with array_file(out) as arrays, follow(inference, len(files)) as tally:
         texts: dict[str, list[str]] = {"paths": [], "failed": [], "reasons": []}
         arrays.texts = texts
-        ask = partial(_embeddings, inference.model, per_point)
+        ask = partial(embeddings_of, inference.model, per_point)
         for samples, parts in inference.run(files, ask):
             good = [sample for sample in samples if sample.error is None]
             texts["paths"] += [str(sample.path) for sample in good]
@@ -71,7 +71,8 @@ def embed(
 
 
 @torch.inference_mode()
-def _embeddings(model: torch.nn.Module, per_point: bool, clouds: Tensor) -> np.ndarray:
+def embeddings_of(model: torch.nn.Module, per_point: bool, clouds: Tensor) -> np.ndarray:
+    """Return one vector a cloud, or one a point, in single precision."""
     output = model(clouds)
     values = output.point_features if per_point else output.embedding
     if values is None:
