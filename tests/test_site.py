@@ -1,0 +1,33 @@
+"""The documentation site builds without a warning, and its examples run."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_run_and_end_in_a_check(path):
+    assert "\nassert " in path.read_text() or 'raise AssertionError("' in path.read_text()
+    runpy.run_path(str(path))
+
+
+def test_examples_are_shown_and_pictures_exist():
+    pages = {page: page.read_text() for page in DOCS.rglob("*.md")}
+    text = "".join(pages.values())
+    for path in EXAMPLES:
+        assert f"examples/{path.name}" in text
+    for page, content in pages.items():
+        for line in content.splitlines():
+            if line.startswith("```{image} "):
+                assert (page.parent / line.split()[1]).is_file(), f"{page}: {line}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    build = pytest.importorskip("sphinx.cmd.build", reason="the extra docs is not installed")
+    assert build.main(["-q", "-W", "--keep-going", str(DOCS), str(tmp_path)]) == 0
+    assert "mathjax" not in (tmp_path / "guide" / "lcrf.html").read_text().lower()
