@@ -1,4 +1,4 @@
-"""Draw the pictures of the guide from a finished demonstration: `python docs/make_pictures.py DEMO`."""
+"""Draw the pictures of the guide from a finished demonstration, whose folder is the argument."""
 
 import json
 import math

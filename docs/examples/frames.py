@@ -9,6 +9,7 @@ R = random_rotations(1000, dtype=torch.float64)
 
 
 def turned(v):
+    """Turn every vector by its own rotation."""
     return (R @ v.unsqueeze(-1)).squeeze(-1)
 
 

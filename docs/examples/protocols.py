@@ -7,7 +7,7 @@ from locotrans.data import load_dataset
 from locotrans.training.evaluate import evaluate
 
 torch.manual_seed(0)
-test = load_dataset("builtin", "test", points=64, shapes=40)
+test = load_dataset("builtin", "test", points=64, shapes=20)
 agreement = {}
 for name in ("locotrans_dgcnn_light", "dgcnn"):
     model = create_model(name, num_classes=20)
