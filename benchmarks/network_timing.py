@@ -26,6 +26,13 @@ from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step
 
 MODELS = {"full": "locotrans_dgcnn", "light": "locotrans_dgcnn_light"}
+SEGMENTERS = {
+    "parts": "locotrans_dgcnn_partseg",
+    "parts, light": "locotrans_dgcnn_partseg_light",
+    "parts, DGCNN": "dgcnn_partseg",
+    "parts, VN-DGCNN": "vn_dgcnn_partseg",
+}
+PARTS = 50  # labels of ShapeNetPart
 MODES = (  # kernels, precision of float32 products, bfloat16, graph
     ("plain, float32", "off", "highest", False, False),
     ("fast, float32", "auto", "highest", False, False),
@@ -54,7 +61,22 @@ def kernels(setting: str) -> Iterator[None]:
 def network(name: str, k: int, device: torch.device) -> nn.Module:
     """Return a network as it is initialised, the same each time."""
     torch.manual_seed(0)
+    if name in SEGMENTERS:
+        return OfOneCategory(create_model(SEGMENTERS[name], PARTS, k=k)).to(device)
     return create_model(MODELS[name], k=k).to(device)
+
+
+class OfOneCategory(nn.Module):
+    """A network for parts that takes points alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, points: Tensor) -> Any:
+        """Segment shapes of the first category."""
+        category = torch.zeros(len(points), dtype=torch.long, device=points.device)
+        return self.network(points, category)
 
 
 def train_row(
@@ -65,6 +87,8 @@ def train_row(
     with kernels("auto" if fast else "off"), peak_memory(device) as peak:
         x = clouds(batch, points, device)
         labels = torch.arange(batch, device=device) % 40
+        if name in SEGMENTERS:
+            labels = (torch.arange(batch * points, device=device) % PARTS).view(batch, points)
         model = network(name, k, device).train()
         config = TrainConfig(precision="mixed" if fast else "float32", lr=0.001)
         step = Step(model, config, device)
@@ -72,7 +96,7 @@ def train_row(
         def take() -> dict[str, Tensor]:
             if fast or device.type != "cuda":
                 return step(x, labels, config.lr)
-            return dict(zip(*step._take(x, labels), strict=True))  # not recorded
+            return dict(zip(*step._take(x, labels, {}), strict=True))  # not recorded
 
         first = seconds_of(take, device)
         timing = measure(take, device, args.seconds)

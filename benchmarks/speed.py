@@ -14,6 +14,8 @@ Sections:
     kernels     each kernel alone against its plain specification and next to its floor; on a GPU.
     scaling     how time grows with points, k and batch, as the networks run by default: on a GPU
                 recorded, training in mixed precision, inference with TF32 products.
+    parts       training and inference of the networks for part segmentation, 16 shapes of 2,048
+                points, k = 40.
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
 reserved. Weights and statistics are those that a network starts with.
@@ -29,6 +31,7 @@ from pathlib import Path
 import torch
 from network_timing import (
     MODELS,
+    SEGMENTERS,
     TF32_GRAPH,
     Row,
     cpu_inference_row,
@@ -40,7 +43,7 @@ from timing import RECORDS, clouds, inference, markdown, measure, write_record
 
 from locotrans.training.record import find_device
 
-SECTIONS = ("train", "inference", "kernels", "scaling")
+SECTIONS = ("train", "inference", "kernels", "scaling", "parts")
 CPU_SECTIONS = ("inference", "scaling")  # unless others are asked for
 
 Job = Callable[[], Iterable[Row]]  # gives some rows of a table
@@ -104,6 +107,18 @@ def scaling_row(args: argparse.Namespace, name: str, axis: str, b: int, n: int, 
     return row | {"inference ms": 1000 * measure(call, args.device, args.seconds).median}
 
 
+def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
+    """Time the segmenters at the size that they are trained at; with --quick on a CPU at a small one."""
+    cuda = args.device.type == "cuda"
+    small = (min(args.batches), args.points, args.k)
+    size = small if args.quick and not cuda else (16, 2048, 40)
+    for name in SEGMENTERS:
+        for mode in ("plain", "fast") if cuda else ("plain",):
+            yield partial(_one, train_row, args, name, mode, *size)
+        if cuda:
+            yield partial(inference_rows, args, name, *size)
+
+
 def _one(row: Callable[..., Row], *arguments: object) -> list[Row]:
     return [row(*arguments)]
 
@@ -113,6 +128,7 @@ JOBS = {
     "inference": inference_jobs,
     "kernels": kernel_jobs,
     "scaling": scaling_jobs,
+    "parts": parts_jobs,
 }
 
 

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import compare
 import kernel_timing
+import network_timing
 import numerics
 import retrieval
 import speed
@@ -102,7 +103,9 @@ def test_edge_by_edge_refuses_other_networks():
 def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
     out = tmp_path / "speed.json"
     command = f"--device cpu --models light --batches 2 --points 16 --k 4 --out {out} --quick"
-    results = speed.main([*command.split(), "--threads", "1", "--only", "train,inference,scaling"])
+    results = speed.main(
+        [*command.split(), "--threads", "1", "--only", "train,inference,scaling,parts"]
+    )
     record = json.loads(out.read_text())
     assert record["results"] == results
     assert record["environment"]["torch"] == torch.__version__
@@ -111,6 +114,8 @@ def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
     assert inferred["speed-up"] > 0
     assert results["train"][0]["shapes/s"] > 0
     assert {row["along"] for row in results["scaling"]} == {"points", "k", "batch"}
+    assert [row["network"] for row in results["parts"]] == list(network_timing.SEGMENTERS)
+    assert all(row["shapes/s"] > 0 for row in results["parts"])
     assert "| network | mode |" in capsys.readouterr().out
 
 

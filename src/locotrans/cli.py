@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from locotrans.data import CloudSet
 
 CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
+SEGMENTER = "locotrans_dgcnn_partseg_light"
 STOPPED = 3  # exit status of a run that --stop-after ended
 TITLES = {
     "instance_miou": "instance mIoU",
@@ -430,7 +431,7 @@ def write_result(
 def segment(
     paths: tyro.conf.Positional[tuple[Path, ...]],
     /,
-    weights: Path,
+    weights: Path | None = None,
     out: Path = Path("segments"),
     format: Literal["ply", "npz", "las"] = "ply",
     category: str | None = None,
@@ -449,7 +450,8 @@ def segment(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Run folder of `train`, or a .safetensors file, of a network that segments.
+        weights: Run folder of `train`, or a .safetensors file, of a network that segments; by
+            default those for ShapeNetPart that come with locotrans.
         out: Folder for the labelled clouds.
         format: ply (label, confidence, colour of the label), npz, or las (with the extra las).
         category: Category of the shapes, for parts; by default the name of each file's folder.
@@ -465,7 +467,7 @@ def segment(
 
     return run(
         paths,
-        weights,
+        shipped_file(Path(SEGMENTER)) if weights is None else weights,
         out,
         form=format,
         category=category,
