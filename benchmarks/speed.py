@@ -108,7 +108,7 @@ def scaling_row(args: argparse.Namespace, name: str, axis: str, b: int, n: int, 
 
 
 def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
-    """Time the segmenters at the size that they are trained at; with --quick on a CPU at a small one."""
+    """Time the segmenters at the size that they are trained at; --quick on a CPU: at any."""
     cuda = args.device.type == "cuda"
     small = (min(args.batches), args.points, args.k)
     size = small if args.quick and not cuda else (16, 2048, 40)

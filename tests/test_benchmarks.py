@@ -100,7 +100,8 @@ def test_edge_by_edge_refuses_other_networks():
         EdgeByEdge(create_model("locotrans_dgcnn", frames="handcrafted"))
 
 
-def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
+def test_speed_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(speed, "SEGMENTERS", ["parts, light"])
     out = tmp_path / "speed.json"
     command = f"--device cpu --models light --batches 2 --points 16 --k 4 --out {out} --quick"
     results = speed.main(
@@ -114,8 +115,9 @@ def test_speed_writes_a_table_and_a_record(tmp_path, capsys):
     assert inferred["speed-up"] > 0
     assert results["train"][0]["shapes/s"] > 0
     assert {row["along"] for row in results["scaling"]} == {"points", "k", "batch"}
-    assert [row["network"] for row in results["parts"]] == list(network_timing.SEGMENTERS)
-    assert all(row["shapes/s"] > 0 for row in results["parts"])
+    (parts,) = results["parts"]
+    assert parts["network"] in network_timing.SEGMENTERS
+    assert parts["shapes/s"] > 0
     assert "| network | mode |" in capsys.readouterr().out
 
 
