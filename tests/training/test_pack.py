@@ -44,6 +44,8 @@ def test_what_is_known_of_the_weights(shelf, uncut):
     facts = json.loads((shelf / f"{NAME}.json").read_text())
     record = json.loads((uncut / "record.json").read_text())
     assert facts["record"] == record
+    assert str(uncut.parent) not in (shelf / f"{NAME}.json").read_text()  # nor where it was trained
+    assert str(uncut.parent).encode() not in (shelf / f"{NAME}.safetensors").read_bytes()
     assert facts["data_checksums"] == record["data_checksums"]
     assert len(facts["class_names"]) == facts["num_classes"]
     assert "16 points" in facts["preprocessing"]

@@ -105,6 +105,7 @@ def test_figures_without_excluded_shapes(spheres):
     result = evaluate(SpreadClassifier(), data, "so3", excluded=["ball_0001.off"])
     assert result["overall_accuracy"] == 0.75
     assert result["without_excluded"]["samples"] == 3
+    assert result["without_excluded"]["excluded"] == 1
     assert result["without_excluded"]["heads"]["combined"]["overall_accuracy"] == 1.0
     assert "without_excluded" not in evaluate(SpreadClassifier(), data, "so3")
     with pytest.raises(ValueError, match="has no shape 'cube_1' to exclude"):

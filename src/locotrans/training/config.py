@@ -141,6 +141,11 @@ def to_json(config: Any) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config), default=str))
 
 
+def portable(config: TrainConfig) -> dict[str, Any]:
+    """Return a run's settings as JSON values, less where it lay and what it ran on."""
+    return {name: value for name, value in to_json(config).items() if name not in MOVABLE}
+
+
 def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Name the fields by which two configs describe different runs."""
     names = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in MOVABLE]

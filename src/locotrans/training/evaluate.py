@@ -75,6 +75,7 @@ def evaluate(
         some = {head: (a[kept], b[:, kept]) for head, (a, b) in answers.items()}
         without["without_excluded"] = {
             "samples": len(kept),
+            "excluded": len(data) - len(kept),
             "heads": tally_shapes(some, data.labels[kept]),
         }
     return {
@@ -99,15 +100,14 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
     """Return the indices of the shapes that are not excluded.
 
     Raises:
-        ValueError: if a shape that is to be excluded is not there, or nothing would be left.
+        ValueError: if none of the shapes to exclude is there, or nothing would be left.
     """
     names = [PurePath(name).stem for name in data.ids]
     unwanted = {PurePath(name).stem for name in excluded}
     where = f"{data.name} ({data.split})"
-    missing = sorted(unwanted - set(names))
-    if missing:
+    if unwanted.isdisjoint(names):
         known = f"its ids are such as {names[0]!r}" if names else "its files name no shapes"
-        raise ValueError(f"{where} has no shape {missing[0]!r} to exclude; {known}")
+        raise ValueError(f"{where} has no shape {min(unwanted)!r} to exclude; {known}")
     kept = [row for row, name in enumerate(names) if name not in unwanted]
     if not kept:
         raise ValueError(f"all {len(names)} shapes of {where} are excluded")

@@ -30,7 +30,7 @@ from locotrans.data.transforms import (
 )
 from locotrans.distributed import process, processes
 from locotrans.geometry import Axis
-from locotrans.training.config import TrainConfig, derive_seed, to_json
+from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
@@ -208,7 +208,7 @@ def finish(run: Run) -> None:
             "the checkpoint is of the last; restore it, or train again in another --out"
         )
     record = make_record(
-        to_json(run.config),
+        portable(run.config),
         json.loads(lines[-1])["evaluation"],
         run.train_set.checksum,
         run.train_set.up,

@@ -22,6 +22,7 @@ from locotrans.training.config import (
     derive_seed,
     differing_keys,
     parse_options,
+    portable,
     to_json,
 )
 from locotrans.training.presets import read_config
@@ -212,7 +213,7 @@ class Run:
             "epochs": self.config.epochs,
             "step": self.step,
             "seconds": self.seconds,
-            "settings": to_json(self.config),
+            "settings": portable(self.config),
         }
 
 
