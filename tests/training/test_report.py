@@ -204,3 +204,48 @@ def test_the_command(uncut, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["report", str(uncut / "record.json"), "--curves", str(curves)])
     assert "needs run folders" in capsys.readouterr().err
+
+
+def parts_evaluation(instance, rotation="so3", data="shapenetpart:hdf5"):
+    figures = {
+        "instance_miou": instance,
+        "class_miou": instance - 0.04,
+        "overall_accuracy": 0.93,
+        "rotation_agreement": 0.999,
+        "categories": {"Airplane": 0.8, "Chair": 0.9},
+    }
+    heads = {"invariant": figures, "combined": figures}
+    return {"heads": heads, "rotation": rotation, "data": data, "split": "test"}
+
+
+def test_segmentation_has_its_own_tables(tmp_path):
+    model = "locotrans_dgcnn_partseg"
+    files = []
+    for seed, instance in ((0, 0.83), (1, 0.84)):
+        config = to_json(dataclasses.replace(preset_config("shapenetpart", model), seed=seed))
+        files.append(tmp_path / f"{seed}.json")
+        document = {"config": config, "evaluation": parts_evaluation(instance)}
+        files[-1].write_text(json.dumps(document))
+    text = report(files)
+    mine = text[text.index("## shapenetpart: ") :]
+    assert "Tab. 3: Part segmentation" in mine
+    assert "Tab. 3" not in text[: text.index("## shapenetpart: ")]  # not where nothing was run
+    (line,) = re.findall(r"^\| LocoTrans \|.*$", mine, re.MULTILINE)
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells[3:7] == ["80.1", "79.50 ± 0.50 (2)", "84.0", "83.50 ± 0.50 (2)"]
+    assert "| Airplane | 80.00 ± 0.00 (2) |" in mine
+    assert "Tab. 8" not in text
+
+
+def test_other_rooms_are_not_area_5(tmp_path):
+    config = preset_config("s3dis_area5", "dgcnn_semseg")
+    figures = {"miou": 0.4, "overall_accuracy": 0.8, "class_accuracy": 0.5}
+    figures |= {"rotation_agreement": 0.9, "classes": {"floor": {"iou": 0.9, "accuracy": 0.9}}}
+    for data, there in (("s3dis:area5", True), ("s3dis", False), ("s3dis:area6", False)):
+        measured = {"heads": {"combined": figures}, "rotation": "so3", "data": data}
+        document = {"config": to_json(config), "evaluation": {**measured, "split": "test"}}
+        file = tmp_path / "one.json"
+        file.write_text(json.dumps(document))
+        text = report([file])
+        assert ("Tab. 8" in text) == there
+        assert "| floor | 90.00 |" in text

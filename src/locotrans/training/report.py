@@ -21,6 +21,13 @@ Accuracy in percent. Ours: the last epoch, over all fixed rotations of every tes
 seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
 on the test set. Empty: not run."""
 
+SEGMENTATION = {
+    "instance_miou": "instance mIoU",
+    "class_miou": "class mIoU",
+    "miou": "mIoU",
+    "overall_accuracy": "overall",
+    "rotation_agreement": "agreement",
+}
 Cost = Callable[[str, tuple[tuple[str, str], ...]], tuple[int, int]]
 
 
@@ -44,10 +51,11 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
         but = f", but {departures}" if departures else ""
         lines += [f"## {preset or 'No preset'}: {title}{but}", ""]
         for table in paper["tables"]:
-            text, filled = paper_table(table, paper["data"], mine, cost)
-            if filled or (preset, departures) == (MAIN, ""):
+            data = table.get("data", paper["data"])
+            text, filled = paper_table(table, data, mine, cost)
+            if filled or ((preset, departures) == (MAIN, "") and data == paper["data"]):
                 lines += text
-        lines += [*all_runs(mine), *best_epochs(mine), *sampled_clouds(mine)]
+        lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine), *sampled_clouds(mine)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -84,14 +92,14 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
     """Write the figure that a query asks for, or nothing if it was not run."""
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
-    head = query.get("head", "combined")
+    head, figure = query.get("head", "combined"), query.get("figure", "overall_accuracy")
     values = [
-        result.heads[head]["overall_accuracy"]
+        result.heads[head][figure]
         for result in results
         if (result.key.model, result.key.options) == (query["model"], options)
         and (result.key.train, result.key.test) == (query["train"], query["test"])
         and result.key.perturbation == perturbation
-        and result.key.data.partition(":")[0] == data
+        and data in (result.key.data, result.key.data.partition(":")[0])
         and result.key.split == "test"
         and head in result.heads
     ]
@@ -109,7 +117,7 @@ def all_runs(results: Sequence[Result]) -> list[str]:
     """Write everything that was evaluated on clouds as they are."""
     rows = []
     for key, same in groups([r for r in results if r.key.perturbation is None]):
-        if "overall_accuracy" not in same[0].heads["combined"]:
+        if "class_accuracy" not in same[0].heads["combined"] or is_segmentation(same[0]):
             continue
         figures = [
             aggregate([r.heads["combined"][name] for r in same])
@@ -123,6 +131,44 @@ def all_runs(results: Sequence[Result]) -> list[str]:
     header = ["model", "options", "protocol", "data", "overall", "class mean", "agreement"]
     table = markdown([*header, "overall, without excluded"], rows)
     return ["### All evaluations", "", *table, ""] if rows else []
+
+
+def is_segmentation(result: Result) -> bool:
+    """Say whether points were labelled."""
+    return not {"miou", "instance_miou"}.isdisjoint(result.heads["combined"])
+
+
+def segmentations(results: Sequence[Result]) -> list[str]:
+    """Write every evaluation of labelled points, and the IoU of every category or class."""
+    rows, names = [], []
+    shares: dict[str, dict[str, str]] = {}
+    for key, same in groups([r for r in results if is_segmentation(r)]):
+        options = " ".join(f"{name}={value}" for name, value in key.options)
+        combined = [r.heads["combined"] for r in same]
+        figures = [
+            aggregate([x[name] for x in combined]) if name in combined[0] else ""
+            for name in SEGMENTATION
+        ]
+        protocol, where = f"{key.train}/{key.test}", f"{key.data} {key.split}"
+        rows.append([key.model, options, protocol, where, *figures])
+        names.append(f"{key.model} {options}".strip() + f", {protocol}")
+        for name, each in tables_of(combined).items():
+            shares.setdefault(name, {})[names[-1]] = aggregate(each)
+    if not rows:
+        return []
+    header = ["model", "options", "protocol", "data", *SEGMENTATION.values()]
+    lines = ["### Segmentation", "", *markdown(header, rows), ""]
+    cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
+    return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]
+
+
+def tables_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the IoU of every category or class, over the seeds."""
+    found: dict[str, list[float]] = {}
+    for each in figures:
+        for name, share in {**each.get("categories", {}), **each.get("classes", {})}.items():
+            found.setdefault(name, []).append(share if isinstance(share, float) else share["iou"])
+    return found
 
 
 def best_epochs(results: Sequence[Result]) -> list[str]:
