@@ -7,9 +7,8 @@ import torch
 from jaxtyping import install_import_hook
 
 pytest_plugins = ["pytester"]
-ROOMS = (
-    "geometry nn backbones models losses metrics testing data training convert pictures certify cli"
-)
+ROOMS = "geometry nn backbones models losses metrics testing data training convert pictures"
+ROOMS += " certify export align cli"
 # not kernels: Triton reads the source of its functions and cannot have them wrapped
 install_import_hook([f"locotrans.{room}" for room in ROOMS.split()], "beartype.beartype")
 torch.set_num_threads(1)  # two workers share two cores

@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "report": report,
             "index": index,
             "search": search,
+            "export": export,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -762,6 +763,71 @@ def search(
         search_duplicates(index, within=within, html=html, json=json)
         return
     search_file(index, file, k=k, weights=weights, html=html, json=json, device=device)
+
+
+def export(
+    target: tyro.conf.Positional[str],
+    out: tyro.conf.Positional[Path],
+    /,
+    outputs: tuple[str, ...] = ("logits",),
+    points: int = 64,
+    radius: float = 50.0,
+    json: Path | None = None,
+    options: tuple[str, ...] = (),
+    classes: int = 40,
+) -> int:
+    """Write a network as ONNX or .pt2, run the file against it, and certify the file.
+
+    The file takes any batch and any number of points from k on. The exit status is 1 if its
+    answers are not those of the network, to 1e-4, or if it fails the certificate.
+
+    Args:
+        target: Run folder, .safetensors file, or model (see `locotrans list`).
+        out: File to write, .onnx (with the extra export) or .pt2.
+        outputs: What the file gives: logits embedding point_features vectors frames.
+        points: Points of the built-in clouds that it is tried on.
+        radius: Guarantee of the certificate's search for the worst rotation, in degrees.
+        json: File to write the comparison, the times and the certificate to.
+        options: Options of a named model as KEY=VALUE.
+        classes: Classes of a named model.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from locotrans.certify.run import certify_exported, load_clouds
+    from locotrans.certify.targets import load_network
+    from locotrans.export import TOLERANCE, compare, export_network, latency
+    from locotrans.training.record import environment, find_device, write_json
+
+    network, facts = load_network(target, options, classes)
+    clouds, what = load_clouds([], shapes=4, points=points)
+    export_network(network, out, outputs=outputs, metadata=facts)
+    console = Console()
+    rows = compare(network, out, outputs, clouds)
+    table = Table(title=f"{out} against torch (allowed: {TOLERANCE:g})")
+    for column in ("clouds", "batch", "points", "relative difference"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(row.clouds, str(row.batch), str(row.points), f"{row.error:.1e}")
+    console.print(table)
+    times = latency(network, out, [(1, points), (8, points)])
+    table = Table(title="processor time on the CPU, side by side")
+    for column in ("batch", "points", "torch", "file", "torch / file"):
+        table.add_column(column, justify="right")
+    for time in times:
+        spent = [f"{time[key]:.1f} ms" for key in ("torch_ms", "file_ms")]
+        table.add_row(str(time["batch"]), str(time["points"]), *spent, f"{time['ratio']:.2f}")
+    console.print(table)
+    certificate = certify_exported(network, out, clouds, radius=radius, clouds=what)
+    print(certificate)
+    same = all(row.error <= TOLERANCE for row in rows)
+    if json is not None:
+        compared = [row._asdict() for row in rows]
+        measured = {"comparison": compared, "latency": times, "certificate": certificate.to_json()}
+        write_json(json, {**facts, **measured, "environment": environment(find_device("cpu"))})
+    if not same:
+        print(f"{out} fails: its answers are not those of the network, to {TOLERANCE:g}")
+    return 0 if same and certificate.passed else 1
 
 
 def data_commands() -> None:

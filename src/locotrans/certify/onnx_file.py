@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -33,24 +34,29 @@ def open_session(path: Path) -> Any:
 
 
 class OnnxNetwork:
-    """The network of an ONNX file with one input, points (b, n, 3) in float32.
+    """The network of an ONNX file, whose first input is points (b, n, 3) in float32.
 
-    Where the file fixes the batch, clouds are sent in batches of that size; where it fixes the
-    number of points, ``fixed_points`` says so.
+    A second input, whole numbers (b), is taken for the category of each shape: 0 is given. Where
+    the file fixes the batch, clouds are sent in batches of that size; where it fixes the number of
+    points, ``fixed_points`` says so.
     """
 
     def __init__(self, path: Path) -> None:
         self.session = open_session(path)
         inputs = self.session.get_inputs()
         shape = inputs[0].shape
-        if len(inputs) != 1 or len(shape) != 3 or shape[2] not in (3, None):
+        categories = [x.name for x in inputs[1:] if x.type == "tensor(int64)" and len(x.shape) == 1]
+        others = len(inputs) - 1 - len(categories)
+        if len(shape) != 3 or shape[2] not in (3, None) or others or len(categories) > 1:
             found = ", ".join(f"{x.name} {x.shape}" for x in inputs)
             raise ValueError(
-                f"{path} must take one input, points (batch, points, 3); it takes {found}"
+                f"{path} must take points (batch, points, 3), and at most a category of each cloud "
+                f"beside them; it takes {found}"
             )
         if inputs[0].type != "tensor(float)":
             raise ValueError(f"{path} must take float32 points, it takes {inputs[0].type}")
         self.input = inputs[0].name
+        self.categories = categories
         self.names = [x.name for x in self.session.get_outputs()]
         self.fixed_batch = shape[0] if isinstance(shape[0], int) else None
         self.fixed_points = shape[1] if isinstance(shape[1], int) else None
@@ -68,7 +74,9 @@ class OnnxNetwork:
         for chunk in points.split(size):
             short = size - len(chunk)  # a fixed batch is filled up
             full = torch.cat([chunk, chunk[:1].expand(short, -1, -1)]) if short else chunk
-            answer = self.session.run(self.names, {self.input: full.contiguous().numpy()})
+            feed = {self.input: full.contiguous().numpy()}
+            feed |= {name: np.zeros(len(full), dtype=np.int64) for name in self.categories}
+            answer = self.session.run(self.names, feed)
             parts.append([torch.from_numpy(x)[: len(chunk)] for x in answer])
         return {
             name: torch.cat(values)

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from locotrans.certify.cases import Kind
 from locotrans.certify.checks import certify
+from locotrans.certify.onnx_file import OnnxNetwork
 from locotrans.certify.result import Certificate
-from locotrans.certify.targets import Target, outputs_of
+from locotrans.certify.targets import Target, declared, outputs_of
 from locotrans.data import load_dataset
 from locotrans.training.predict.samples import load_sample
 
@@ -84,6 +85,35 @@ def certify_target(
         target=target.name,
         **settings,
     )
+
+
+def certify_exported(
+    network: nn.Module, path: Path, points: Float[Tensor, "b n 3"], **settings: Any
+) -> Certificate:
+    """Certify an exported file by what the network that it was made of declares.
+
+    Args:
+        network: the network.
+        path: an .onnx or .pt2 file.
+        points: the clouds.
+        **settings: those of `certify`.
+    """
+    target = declared(network, str(path))
+    model: Any
+    if path.suffix == ".onnx":
+        model = OnnxNetwork(path)
+    else:
+        program = torch.export.load(path).module()
+
+        def model(points: Tensor) -> Any:
+            first = torch.zeros(len(points), dtype=torch.long)
+            return (
+                program(points, first)
+                if getattr(network.config, "categories", 0)
+                else program(points)
+            )
+
+    return certify_target(target._replace(model=model, ours=False), points, **settings)
 
 
 def _kind(text: str) -> tuple[str, Kind]:

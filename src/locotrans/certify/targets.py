@@ -69,9 +69,7 @@ def load_target(spec: str, options: Sequence[str] = (), classes: int = 40) -> Ta
     """
     path = Path(spec)
     if spec in list_models():
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = create_model(spec, classes, **parse_options(spec, options))
+        model, _ = load_network(spec, options, classes)
         return declared(model, f"{spec} (fresh weights)")
     if options:
         raise ValueError(f"options belong to a model by name; {spec} has its own")
@@ -80,14 +78,38 @@ def load_target(spec: str, options: Sequence[str] = (), classes: int = 40) -> Ta
 
         return Target(OnnxNetwork(path), spec)
     if path.exists():
-        file = path / "weights.safetensors" if path.is_dir() else path
-        return declared(load_weights(file)[0], spec)
+        return declared(load_network(spec)[0], spec)
     if ":" in spec:
         return Target(_import(spec), spec)
     raise ValueError(
         f"{spec} is neither a file, nor module:function, nor a model; "
         f"models are {', '.join(list_models())}"
     )
+
+
+def load_network(
+    spec: str, options: Sequence[str] = (), classes: int = 40
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return one of our networks, by name or of a file of weights, and what is known of it.
+
+    Args:
+        spec: the name of a model, which gets fresh weights (seed 0), a run folder or a .safetensors
+            file.
+        options: options of a named model as KEY=VALUE.
+        classes: classes of a named model.
+    """
+    if spec in list_models():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = create_model(spec, classes, **parse_options(spec, options))
+        return model.eval(), {"model": spec, "num_classes": classes}
+    path = Path(spec)
+    if not path.exists():
+        known = ", ".join(list_models())
+        raise ValueError(f"{spec} is neither a file, nor a folder, nor a model; models are {known}")
+    model, metadata = load_weights(path / "weights.safetensors" if path.is_dir() else path)
+    keys = ("model", "num_classes", "class_names", "data", "points")
+    return model, {key: metadata[key] for key in keys if key in metadata}
 
 
 def declared(model: nn.Module, name: str) -> Target:

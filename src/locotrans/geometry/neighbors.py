@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 CHUNK = 2**24  # entries of the distance matrix that exist at a time
 TIE = 16.0  # what counts as rounding, in units of the machine epsilon
@@ -32,12 +33,15 @@ def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"
     """
     flat = _clouds(points, k)
     absolute, relative = point_rounding(flat)
-    exact = flat.dtype in (torch.float32, torch.float64)
+    exact = flat.dtype in (torch.float32, torch.float64) and not torch.compiler.is_exporting()
     if flat.device.type == "cpu" and exact and flat.shape[1] >= TREE:
         chosen = _choose(*_query_trees(flat, k), absolute.unsqueeze(-1), relative, k)
     else:
 
         def distances(rows: slice) -> Tensor:
+            if torch.compiler.is_exporting():  # ONNX knows no cdist
+                squares = [(x.unsqueeze(-1) - x.unsqueeze(-2)) ** 2 for x in flat.unbind(-1)]
+                return torch.stack(squares).sum(0).sqrt()
             return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
 
         chosen = _select(distances, absolute, relative, flat, k)
@@ -112,6 +116,10 @@ def _select(
         k: how many neighbours.
     """
     b, n, _ = flat.shape
+    if torch.compiler.is_exporting():
+        # any n at once; far points that do not exist make k + SPARE candidates of every n
+        padded = F.pad(distances(slice(None)), (0, SPARE), value=torch.inf)
+        return _choose(*padded.topk(k + SPARE, largest=False), absolute[:, :, None], relative, k)
     rows = max(1, CHUNK // max(1, b * n))
     chosen = []
     for start in range(0, n, rows):

@@ -109,7 +109,7 @@ def check_category(category: Tensor | None, categories: int, points: Tensor) -> 
         if category is not None:
             raise ValueError("the network knows no categories: leave category out")
         return
-    if tuple(category.shape) != (len(points),) or category.is_floating_point():
+    if tuple(category.shape) != tuple(points.shape[:1]) or category.is_floating_point():
         raise ValueError(
             f"category must hold one whole number for each of the {len(points)} clouds, "
             f"got {category.dtype} of shape {tuple(category.shape)}"

@@ -48,7 +48,7 @@ def by_rows(
         row_size: numbers that one of them has in its largest edge tensor.
         training: batch statistics are needed, hence all edges at once.
     """
-    if training or torch.is_grad_enabled():
+    if training or torch.is_grad_enabled() or torch.compiler.is_exporting():
         return edges(slice(0, rows))
     step = max(1, CACHE // row_size)
     return torch.cat([edges(slice(start, start + step)) for start in range(0, rows, step)])
@@ -90,7 +90,7 @@ class EdgeConv(nn.Module):
             def edges(rows: slice) -> Tensor:
                 return leaky_max(self.norm(gather(u, index[rows]) + w[rows].unsqueeze(1)))
 
-            out = by_rows(edges, len(index), index.shape[1] * u.shape[1], self.training)
+            out = by_rows(edges, index.shape[0], index.shape[1] * u.shape[1], self.training)
         return out.unflatten(0, x.shape[:2])
 
 

@@ -1,0 +1,249 @@
+r"""Networks as files that need no Python: ONNX, and torch.export's ``.pt2``.
+
+**Sizes.** A file takes any batch, and clouds of any size from k points on; memory grows with the
+square of the size, since all distances are computed at once.
+**Neighbours.** Distances, candidates and the tie rule are those of `locotrans.geometry.neighbors`
+(no k-d tree, no kernel). What differs: of more than k + 32 candidates that tie, ONNX takes those of
+the lowest index and torch any; and other roundings may order near-ties in another way.
+"""
+
+import json
+import logging
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from locotrans.certify.onnx_file import INSTALL, OnnxNetwork
+from locotrans.kernels import set_kernels
+
+SUFFIXES = (".onnx", ".pt2")
+TOLERANCE = 1e-4  # relative difference between a file and the network
+HEADER = "locotrans"  # key of the file's metadata
+
+
+class Exportable(nn.Module):
+    """A network of ours as a function from tensors to a few named tensors."""
+
+    def __init__(self, network: nn.Module, outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.network = network
+        self.outputs = tuple(outputs)
+
+    def forward(
+        self, points: Float[Tensor, "b n 3"], category: Int[Tensor, "b"] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs in order."""
+        answer = self.network(points) if category is None else self.network(points, category)
+        return tuple(getattr(answer, name) for name in self.outputs)
+
+
+class Comparison(NamedTuple):
+    """A file against the network that it was made of."""
+
+    clouds: str
+    batch: int
+    points: int
+    error: float
+    """Largest difference of any output, relative to that output's largest entry."""
+
+
+def export_network(
+    network: nn.Module,
+    path: Path,
+    *,
+    outputs: Sequence[str] = ("logits",),
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a network of ours, in float32 and evaluation mode, as .onnx or .pt2.
+
+    Args:
+        network: one of `create_model`; a segmenter with categories gets a second input, category.
+        path: file to write; its suffix says which format.
+        outputs: fields of the network's answer to give, in order.
+        metadata: plain values to put into the file, under the key "locotrans".
+
+    Raises:
+        ValueError: another suffix, an output that the network has not, or, for ONNX, packages that
+            are not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
+    if path.suffix == ".onnx":
+        _require_onnx(path)
+    network = network.float().cpu().eval()
+    inputs = example(network, 2, least_points(network) + 3)
+    with plain_code():
+        answer = network(*inputs)
+        for name in outputs:
+            if getattr(answer, name, None) is None:
+                fields = [key for key, value in answer._asdict().items() if value is not None]
+                raise ValueError(f"the network gives no {name!r}; it gives {', '.join(fields)}")
+        batch = torch.export.Dim("batch", min=1)
+        points = torch.export.Dim("points", min=least_points(network))
+        shapes: tuple[Any, ...] = ({0: batch, 1: points}, {0: batch})[: len(inputs)]
+        program = torch.export.export(
+            Exportable(network, outputs), inputs, dynamic_shapes=shapes, strict=False
+        )
+        header = json.dumps(dict(metadata or {}))
+        _write(path, lambda file: _save(program, file, path.suffix, outputs, header))
+
+
+def example(network: nn.Module, batch: int, points: int) -> tuple[Tensor, ...]:
+    """Return random clouds, and the first category for each where a network wants one."""
+    clouds = torch.randn(batch, points, 3, generator=torch.Generator().manual_seed(0))
+    return with_category(network, clouds)
+
+
+def with_category(network: nn.Module, points: Float[Tensor, "b n 3"]) -> tuple[Tensor, ...]:
+    """Return the inputs of a network: points, and the first category for each cloud."""
+    if getattr(network.config, "colors", False):
+        raise ValueError("networks with colours cannot be exported")
+    if not getattr(network.config, "categories", 0):
+        return (points,)
+    return points, torch.zeros(len(points), dtype=torch.long)
+
+
+def least_points(network: nn.Module) -> int:
+    """Return the size of the smallest cloud that a network takes: its k."""
+    return int(getattr(network.config, "k", 1))
+
+
+def load_exported(path: Path) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a file as a function of tensors."""
+    if path.suffix == ".onnx":
+        file = OnnxNetwork(path)
+
+        def run(*inputs: Tensor) -> tuple[Tensor, ...]:
+            return tuple(file(inputs[0]).values())
+
+        return run
+    module = torch.export.load(path).module()
+    return lambda *inputs: module(*inputs)
+
+
+def compare(
+    network: nn.Module, path: Path, outputs: Sequence[str], clouds: Float[Tensor, "b n 3"]
+) -> list[Comparison]:
+    """Run a file against its network, on random clouds of several sizes and on the given ones."""
+    file, k = load_exported(path), least_points(network)
+    network = network.eval()
+    sizes = ((1, k), (3, k + 1), (2, 4 * k + 1), (5, 100 + k))
+    cases = [("random", example(network, b, n)) for b, n in sizes]
+    cases += [("given", with_category(network, part)) for part in (clouds, clouds[:1])]
+    found = []
+    for name, inputs in cases:
+        with plain_code():
+            answer = network(*inputs)
+            values = file(*inputs)
+        pairs = zip(outputs, values, strict=True)
+        error = max(_difference(value, getattr(answer, output)) for output, value in pairs)
+        found.append(Comparison(name, inputs[0].shape[0], inputs[0].shape[1], error))
+    return found
+
+
+def latency(
+    network: nn.Module, path: Path, sizes: Sequence[tuple[int, int]], rounds: int = 5
+) -> list[dict[str, float]]:
+    """Time a file and its network side by side on the CPU, in processor time.
+
+    The two take turns; a row has the medians and the median of the ratios, network over file.
+    """
+    file = load_exported(path)
+    network = network.eval()
+    rows = []
+    for batch, points in sizes:
+        inputs = example(network, batch, points)
+        samples: list[tuple[float, float]] = []
+        with torch.inference_mode():
+            for _ in range(rounds + 1):
+                times = [_processor_time(call, inputs) for call in (network, file)]
+                samples.append((times[0], times[1]))
+        samples = samples[1:]  # the first warms up
+        torch_times, file_times = zip(*samples, strict=True)
+        rows.append(
+            {
+                "batch": batch,
+                "points": points,
+                "torch_ms": 1000 * statistics.median(torch_times),
+                "file_ms": 1000 * statistics.median(file_times),
+                "ratio": statistics.median(a / b for a, b in samples),
+            }
+        )
+    return rows
+
+
+@contextmanager
+def plain_code() -> Iterator[None]:
+    """Run without gradients and without the kernels, which cannot be exported."""
+    before = set_kernels("off")
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        set_kernels(before)
+
+
+def _processor_time(call: Callable[..., Any], inputs: tuple[Tensor, ...]) -> float:
+    start = time.process_time()
+    call(*inputs)
+    return time.process_time() - start
+
+
+def _difference(value: Tensor, expected: Tensor) -> float:
+    if value.shape != expected.shape:
+        return math.inf
+    error = float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    return error if math.isfinite(error) else math.inf
+
+
+def _save(program: Any, file: Path, suffix: str, outputs: Sequence[str], header: str) -> None:
+    if suffix == ".pt2":
+        torch.export.save(program, file, extra_files={HEADER: header})
+        return
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # what it says is about its own inside
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            onnx = torch.onnx.export(
+                program, dynamo=True, verbose=False, output_names=list(outputs), optimize=True
+            )
+    finally:
+        log.setLevel(level)
+    if onnx is None:
+        raise ValueError(f"torch gave no ONNX program for {file}")
+    onnx.model.metadata_props[HEADER] = header
+    onnx.save(str(file), external_data=False)
+
+
+def _write(path: Path, save: Callable[[Path], None]) -> None:
+    """Write to a temporary name of the same suffix, and rename."""
+    if not path.parent.is_dir():
+        raise ValueError(f"{path}: there is no folder {path.parent}; make it first")
+    temporary = path.with_name(f".{path.stem}.tmp{path.suffix}")
+    try:
+        save(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _require_onnx(path: Path) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"{path} needs {error.name}: {INSTALL}") from None
