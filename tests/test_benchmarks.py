@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 from locotrans import create_model
+from locotrans.data import load_dataset
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import to_json
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import alignment
 import compare
 import kernel_timing
 import network_timing
@@ -232,3 +234,16 @@ def test_retrieval(tmp_path):
     assert ours["mAP, so3"] == pytest.approx(ours["mAP, none"], abs=0.01)
     assert ours["found again"] > 0.9 > dgcnn["found again"]
     assert all(0 < row[key] < 1 for row in rows for key in row if key.startswith("mAP"))
+
+
+def test_alignment_finds_the_same_points_again():
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn_light", 4, k=6, vector_embedding=8, embedding=16)
+    clouds = load_dataset("builtin", "test", points=96, shapes=20)
+    shapes = alignment.chosen_shapes(clouds, 2, seed=0)
+    assert {clouds.class_names[clouds.labels[i]] for i in shapes} <= set(alignment.ASYMMETRIC)
+    rows = alignment.measure(model.eval(), clouds, shapes, seed=0)
+    found = {(row["clouds"], row["answer"]): row for row in rows}
+    assert len(found) == 4
+    assert found["same points", "refined"]["median"] < 0.1
+    assert found["same points", "network"]["shapes"] == 2

@@ -69,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "index": index,
             "search": search,
             "export": export,
+            "align": align,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -828,6 +829,56 @@ def export(
     if not same:
         print(f"{out} fails: its answers are not those of the network, to {TOLERANCE:g}")
     return 0 if same and certificate.passed else 1
+
+
+def align(
+    a: tyro.conf.Positional[Path],
+    b: tyro.conf.Positional[Path],
+    /,
+    weights: Path,
+    out: Path | None = None,
+    json: Path | None = None,
+    points: int = 1024,
+    refine: bool = True,
+    seed: int = 0,
+) -> None:
+    """Find the rotation between two clouds of one object, in the same unit; the points may differ.
+
+    Args:
+        a: File that is laid onto the other.
+        b: File of the same object in another pose.
+        weights: Run folder of `train`, or a .safetensors file, of a LocoTrans or a VN-DGCNN.
+        out: File, .ply or .npy, for the first cloud as it lies on the second.
+        json: File to write the motion to.
+        points: Points of each that the network sees.
+        refine: Improve the network's answer by iterated closest points.
+        seed: Seed of the choice of points.
+    """
+    from locotrans.align import align as find
+    from locotrans.align import angle_of, read_points, write_cloud
+    from locotrans.training import load_weights
+    from locotrans.training.record import write_json
+
+    network, _ = load_weights(weights)
+    first, second = read_points(a), read_points(b)
+    found = find(network, first, second, points=points, refine=refine, seed=seed)
+    print(f"x -> R x + t lays {a} onto {b}; R:")
+    for row in found.rotation.tolist():
+        print(" ".join(f"{x:12.8f}" for x in row))
+    print("t:", " ".join(f"{x:.8g}" for x in found.translation.tolist()))
+    radius = float(abs(second - second.mean(0)).max())
+    print(
+        f"angle {found.degrees:.3f} degrees (by the network alone "
+        f"{angle_of(found.first_rotation):.3f}); residual {found.residual:.4g}, "
+        f"{found.residual / radius:.2%} of the cloud's extent"
+    )
+    if out is not None:
+        write_cloud(out, found.apply(first))
+    if json is not None:
+        plain = {
+            key: x if isinstance(x, float) else x.tolist() for key, x in found._asdict().items()
+        }
+        write_json(json, {"a": str(a), "b": str(b), "degrees": found.degrees, **plain})
 
 
 def data_commands() -> None:

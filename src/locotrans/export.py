@@ -40,10 +40,10 @@ class Exportable(nn.Module):
 
     def forward(
         self, points: Float[Tensor, "b n 3"], category: Int[Tensor, "b"] | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs in order."""
+    ) -> dict[str, Tensor]:
+        """Return the outputs by name."""
         answer = self.network(points) if category is None else self.network(points, category)
-        return tuple(getattr(answer, name) for name in self.outputs)
+        return {name: getattr(answer, name) for name in self.outputs}
 
 
 class Comparison(NamedTuple):
@@ -127,7 +127,7 @@ def load_exported(path: Path) -> Callable[..., tuple[Tensor, ...]]:
 
         return run
     module = torch.export.load(path).module()
-    return lambda *inputs: module(*inputs)
+    return lambda *inputs: tuple(module(*inputs).values())
 
 
 def compare(
@@ -209,9 +209,10 @@ def _save(program: Any, file: Path, suffix: str, outputs: Sequence[str], header:
     if suffix == ".pt2":
         torch.export.save(program, file, extra_files={HEADER: header})
         return
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)  # what it says is about its own inside
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)  # what they say is about their own inside
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -219,7 +220,8 @@ def _save(program: Any, file: Path, suffix: str, outputs: Sequence[str], header:
                 program, dynamo=True, verbose=False, output_names=list(outputs), optimize=True
             )
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
     if onnx is None:
         raise ValueError(f"torch gave no ONNX program for {file}")
     onnx.model.metadata_props[HEADER] = header

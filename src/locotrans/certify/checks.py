@@ -215,7 +215,7 @@ class Battery:
         return Row("rotation", WORST, self.answer, expected, error, self.tolerance, changed, note)
 
 
-def changed_decisions(after: Float[Tensor, "b *c"], before: Float[Tensor, "b *c"]) -> float:
+def changed_decisions(after: Float[Tensor, "..."], before: Float[Tensor, "..."]) -> float:
     """Return the share of decisions, largest entries of the last axis, that differ."""
     if after.shape != before.shape:
         return 1.0

@@ -133,8 +133,8 @@ class Certificate:
 
 
 def relative_change(
-    value: Float[Tensor, "b *shape"],
-    expected: Float[Tensor, "b *shape"],
+    value: Float[Tensor, "..."],
+    expected: Float[Tensor, "b ..."],
     spread: float,
 ) -> Float[Tensor, " b"]:
     """Return the largest change of each cloud's output in units of the spread; nan is infinite."""

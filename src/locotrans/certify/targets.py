@@ -107,7 +107,7 @@ def load_network(
     if not path.exists():
         known = ", ".join(list_models())
         raise ValueError(f"{spec} is neither a file, nor a folder, nor a model; models are {known}")
-    model, metadata = load_weights(path / "weights.safetensors" if path.is_dir() else path)
+    model, metadata = load_weights(path)
     keys = ("model", "num_classes", "class_names", "data", "points")
     return model, {key: metadata[key] for key in keys if key in metadata}
 

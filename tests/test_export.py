@@ -1,0 +1,210 @@
+"""Exported files give the networks' answers, for other sizes than they were made with."""
+
+import builtins
+import json
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from locotrans.certify.onnx_file import OnnxNetwork, open_session
+from locotrans.certify.run import certify_exported, certify_target
+from locotrans.certify.targets import Target
+from locotrans.cli import main
+from locotrans.data import load_dataset
+from locotrans.export import (
+    TOLERANCE,
+    compare,
+    export_network,
+    latency,
+    load_exported,
+    plain_code,
+)
+from locotrans.geometry.neighbors import gather, knn, knn_features
+from locotrans.models import create_model
+from locotrans.nn import EdgeConv, VNEdgeConv
+
+onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_checks_of_shapes():
+    """While an export traces a network, sizes are symbols, which the checker does not know."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+class Graphs(nn.Module):
+    """What blocks an export: neighbours, by coordinates and by features, and edge layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.edge, self.vectors = EdgeConv(3, 4), VNEdgeConv(1, 2)
+
+    def forward(self, points):
+        near, similar = knn(points, 6), knn_features(points.repeat(1, 1, 2), 6)
+        layers = self.edge(points, near), self.vectors(points.unsqueeze(-1), near)
+        return near, similar, gather(points, near), *layers
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "graphs.onnx"
+    batch, points = torch.export.Dim("batch", min=1), torch.export.Dim("points", min=6)
+    shapes = ({0: batch, 1: points},)
+    torch.manual_seed(0)
+    module = Graphs().eval()
+    with plain_code():
+        program = torch.export.export(module, (torch.randn(2, 40, 3),), dynamic_shapes=shapes)
+        torch.onnx.export(program, dynamo=True, verbose=False).save(str(path))
+    return module, open_session(path)
+
+
+def lattice(side):
+    line = torch.arange(float(side))
+    return torch.cartesian_prod(line, line, line)[None]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_neighbours_of_every_size_from_k_on(graphs):
+    generator = torch.Generator().manual_seed(1)
+    sizes = ((1, 6), (3, 7), (2, 37), (2, 39), (4, 200), (1, 1100))  # k, about k + 32, a k-d tree
+    clouds = [torch.randn(b, n, 3, generator=generator) for b, n in sizes]
+    clouds += [lattice(3), lattice(5)]  # ties go to the lowest index there, too
+    module, session = graphs
+    for points in clouds:
+        near, similar, places, *layers = session.run(None, {"points": points.numpy()})
+        with torch.no_grad():
+            expected = module(points)
+        for found, right in zip(layers, expected[3:], strict=True):
+            assert np.allclose(found, right.numpy(), rtol=1e-4, atol=1e-5)
+        for found, right in zip((near, similar), expected[:2], strict=True):
+            assert np.array_equal(np.sort(found), right.sort().values.numpy())
+        assert np.array_equal(places, gather(points, torch.from_numpy(near)).numpy())
+
+
+@pytest.fixture
+def pointnet():
+    torch.manual_seed(0)
+    return create_model("pointnet", 4, head_widths=(8, 8))
+
+
+@pytest.mark.slow
+def test_a_network_as_pt2(pointnet, tmp_path):
+    path = tmp_path / "network.pt2"
+    export_network(pointnet, path, outputs=("logits", "embedding"), metadata={"model": "pointnet"})
+    clouds = load_dataset("builtin", "test", points=16, shapes=3).points
+    rows = compare(pointnet, path, ("logits", "embedding"), clouds)
+    assert {(row.batch, row.points) for row in rows} >= {(1, 1), (5, 101), (3, 16), (1, 16)}
+    assert max(row.error for row in rows) <= TOLERANCE
+    with torch.no_grad():
+        pointnet.head.logits.bias += 1e-2
+    assert max(row.error for row in compare(pointnet, path, ("logits", "embedding"), clouds)) > 1e-3
+    (row,) = latency(pointnet, path, [(2, 16)], rounds=1)
+    assert row["ratio"] == pytest.approx(row["torch_ms"] / row["file_ms"])
+    certificate = certify_exported(pointnet, path, clouds, radius=120.0, rotations=1)
+    assert {row.name for row in certificate.failures} == {"rotation"}
+    logits, _ = load_exported(path)(clouds)
+    assert logits.shape == (3, 4)
+    assert [file.name for file in tmp_path.iterdir()] == ["network.pt2"]
+
+
+SMALL = {"k": 6, "widths": (8, 10), "embedding": 16}
+SMALL |= {"vector_widths": (4, 5), "vector_embedding": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["locotrans_dgcnn", "locotrans_dgcnn_light", "locotrans_dgcnn_partseg_light"]
+)
+def test_networks_as_onnx(name, tmp_path, capsys):
+    heads = "head_widths=16,16,8" if "partseg" in name else "head_widths=16,8"
+    options = [f"{key}={value}".replace("(", "").replace(")", "") for key, value in SMALL.items()]
+    options = [option.replace(" ", "") for option in options] + [heads]
+    path, report = tmp_path / "network.onnx", tmp_path / "report.json"
+    main(
+        ["export", name, str(path), "--classes", "5", "--json", str(report), "--options", *options]
+    )
+    assert "passes" in capsys.readouterr().out
+    read = json.loads(report.read_text())
+    assert max(row["error"] for row in read["comparison"]) <= TOLERANCE
+    assert read["certificate"]["passed"] is True
+    assert {row["batch"] for row in read["latency"]} == {1, 8}
+    properties = {x.key: x.value for x in onnx.load(path).metadata_props}
+    assert json.loads(properties["locotrans"])["model"] == name
+
+
+def simple_file(path, shape, kind=onnx.TensorProto.FLOAT):
+    """Write a network that answers with the lengths of the first and second point."""
+    helper = onnx.helper
+    points = helper.make_tensor_value_info("points", kind, shape)
+    answer = helper.make_tensor_value_info("lengths", kind, [shape[0], None])
+    axes = helper.make_tensor("axes", onnx.TensorProto.INT64, [1], [2])
+    norm = helper.make_node("ReduceL2", ["points", "axes"], ["lengths"], keepdims=0)
+    graph = helper.make_graph([norm], "simple", [points], [answer], [axes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def test_files_of_fixed_sizes(tmp_path):
+    network = OnnxNetwork(simple_file(tmp_path / "fixed.onnx", [2, 12, 3]))
+    assert (network.fixed_batch, network.fixed_points) == (2, 12)
+    points = torch.randn(5, 12, 3)
+    assert torch.allclose(network(points)["lengths"], points.norm(dim=-1))
+    target = Target(network, "fixed.onnx", keeps=("rotation",))
+    certificate = certify_target(target, points, radius=120.0, rotations=1)
+    assert certificate.passed
+    assert certificate.precision == "float32"
+    skipped = [row for row in certificate.rows if "one number of points" in row.note]
+    assert {row.name for row in skipped} == {"duplicates", "rotation", "ties"}
+    with pytest.raises(ValueError, match="give --points 12"):
+        certify_target(target, torch.randn(2, 9, 3))
+
+
+def test_the_command_certifies_a_file(tmp_path, capsys):
+    path = simple_file(tmp_path / "any.onnx", ["b", "n", 3])
+    flags = ["--points", "10", "--shapes", "2", "--radius", "120", "--rotations", "1"]
+    main(["certify", str(path), *flags, "--keeps", "rotation"])
+    assert "any.onnx passes" in capsys.readouterr().out
+
+
+def test_bad_files(tmp_path):
+    (tmp_path / "text.onnx").write_text("not a graph")
+    double = simple_file(tmp_path / "double.onnx", ["b", "n", 3], onnx.TensorProto.DOUBLE)
+    flat = simple_file(tmp_path / "flat.onnx", ["b", "n", 4])
+    for path, words in (
+        (tmp_path / "none.onnx", "does not exist"),
+        (tmp_path / "text.onnx", "cannot be read by onnxruntime"),
+        (double, "must take float32"),
+        (flat, "must take points"),
+    ):
+        with pytest.raises((ValueError, OSError), match=words):
+            OnnxNetwork(path)
+
+
+def test_what_cannot_be_exported_is_said_before(pointnet, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"must end in \.onnx or \.pt2"):
+        export_network(pointnet, tmp_path / "network.txt")
+    with pytest.raises(ValueError, match="gives no 'frames'; it gives logits, embedding"):
+        export_network(pointnet, tmp_path / "network.pt2", outputs=["frames"])
+    colored = create_model("dgcnn_semseg", 3, colors=True)
+    with pytest.raises(ValueError, match="colours cannot be exported"):
+        export_network(colored, tmp_path / "network.pt2")
+    ordinary = builtins.__import__
+
+    def without(name, *rest):
+        if name == "onnxscript":
+            raise ImportError("no", name=name)
+        return ordinary(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ValueError, match=r"needs onnxscript: pip install .*\[export\]"):
+        export_network(pointnet, tmp_path / "network.onnx")
+    assert list(tmp_path.iterdir()) == []
