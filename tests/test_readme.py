@@ -71,6 +71,8 @@ def run(command):
         words += ["--points", "24", "--shapes", "2", "--radius", "120", "--rotations", "1"]
     if words[0] == "align":
         words += ["--points", "60"]
+    if words[0] == "view":
+        words += ["--poses", "1"]
     if words[0] == "perturb":
         words += ["--noise", "0.01", "--dropped", "5", "--corruptions", "ball", "--severities", "1"]
     if words[0] in ("train", "eval", "perturb") and "builtin" in words:

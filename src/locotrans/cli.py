@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "samplings": samplings,
             "pack": pack_run,
             "report": report,
+            "view": view,
             "index": index,
             "search": search,
             "export": export,
@@ -686,6 +687,52 @@ def pack_run(run: tyro.conf.Positional[Path], /, out: Path | None = None) -> Non
     from locotrans.training.pack import pack
 
     print(pack(run, out))
+
+
+def view(
+    path: tyro.conf.Positional[Path],
+    /,
+    weights: Path,
+    against: Path | None = None,
+    category: str | None = None,
+    save: Path | None = None,
+    poses: int = 12,
+    host: str = "127.0.0.1",
+    port: int = 8321,
+    seed: int = 0,
+    device: str = "auto",
+) -> None:
+    """Show a cloud in a browser: its frames, and what networks say of it as it turns.
+
+    The page is served to this machine alone, until Ctrl-C; or it is saved as one file that needs no
+    server.
+
+    Args:
+        path: Point cloud or mesh.
+        weights: Run folder or weights file, of a classifier or of a network for parts.
+        against: A second network to stand beside it, for example a DGCNN.
+        category: Category of the shape, for parts; by default the name of the file's folder.
+        save: Page to write instead of serving one.
+        poses: Random poses that a saved page holds the answers for.
+        host: Address to serve at; with another than the default, others can reach the page.
+        port: Port to serve at; 0 takes any that is free.
+        seed: Seed of the choice of points and of the saved poses.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.training.view import view as show
+
+    show(
+        path,
+        weights,
+        against=against,
+        category=category,
+        save=save,
+        poses=poses,
+        host=host,
+        port=port,
+        seed=seed,
+        device=device,
+    )
 
 
 def index(

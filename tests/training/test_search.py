@@ -1,10 +1,8 @@
 """An index of shapes: built, brought up to date, killed, searched in any pose."""
 
 import json
-import multiprocessing
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -331,24 +329,25 @@ def test_a_query_among_ten_thousand_takes_milliseconds():
     assert min(seconds) < 0.05
 
 
-def index_and_measure(folder, out, weights, queue):
-    build_index(folder, out, weights, workers=0)
-    queue.put(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # KiB on Linux
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from locotrans.training.search import build_index
+build_index(*map(Path, sys.argv[1:4]), workers=0)
+print("KiB", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 @pytest.mark.slow
 def test_ten_thousand_shapes_in_flat_memory(tmp_path, weights):
     """A folder of 10,000 takes hardly more memory than one of 500."""
-    context = multiprocessing.get_context("spawn")
     peaks = {}
     for count in (500, 10_000):
         write_shapes(tmp_path / str(count), count, split="train")
-        queue = context.Queue()
-        place = (tmp_path / str(count), tmp_path / f"{count}.index", weights, queue)
-        process = context.Process(target=index_and_measure, args=place)
-        process.start()
-        peaks[count] = queue.get(timeout=900)
-        process.join()
+        place = [tmp_path / str(count), tmp_path / f"{count}.index", weights]
+        script = [sys.executable, "-c", MEASURED, *map(str, place)]
+        ran = subprocess.run(script, capture_output=True, text=True, check=True)
+        peaks[count] = int(ran.stdout.split()[-1])
     print({count: f"{peak / 1024:.0f} MiB" for count, peak in peaks.items()})
     assert len(Index.open(tmp_path / "10000.index")) == 10_000
     assert peaks[10_000] - peaks[500] < 40 * 1024

@@ -33,14 +33,20 @@ class Sample(NamedTuple):
     """Processor time that reading took."""
 
 
-def load_sample(path: Path, count: int, seed: int = 0) -> Sample:
+def load_sample(path: Path, count: int, seed: int = 0, max_bytes: int = 4 * 2**30) -> Sample:
     """Read a file, choose ``count`` of its points, and normalise them.
 
     Nothing that a file can hold raises: the reason goes into ``error``.
+
+    Args:
+        path: the file.
+        count: points to choose.
+        seed: seed of their choice.
+        max_bytes: as in `read_cloud`.
     """
     start = time.thread_time()
     try:
-        sample = _load(path, count, seed)
+        sample = _load(path, count, seed, max_bytes)
     except Exception as error:  # also what a reader did not foresee must not end a long run
         reason = " ".join(str(error).removeprefix(f"{path}: ").split()) or type(error).__name__
         expected = isinstance(error, ValueError | OSError)
@@ -48,13 +54,13 @@ def load_sample(path: Path, count: int, seed: int = 0) -> Sample:
     return sample._replace(seconds=time.thread_time() - start)
 
 
-def _load(path: Path, count: int, seed: int) -> Sample:
+def _load(path: Path, count: int, seed: int, max_bytes: int) -> Sample:
     from locotrans.data.readers import read_cloud
 
     if path.is_dir():
         raise OSError(f"{path}: is a folder that cannot be listed: change its permissions")
     # from a surface, points are drawn as for the training sets: just as many as are wanted
-    cloud = read_cloud(path, samples=count, seed=seed)
+    cloud = read_cloud(path, samples=count, seed=seed, max_bytes=max_bytes)
     size = len(cloud)
     chosen = choose_points(cloud.points.numpy(), count, seed).astype(np.float64)
     center = chosen.mean(0)
