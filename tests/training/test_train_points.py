@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -90,7 +91,7 @@ def test_eval_and_segment_on_the_command_line(parts_run, tmp_path, capsys):
     assert "chaise_left" in shown
     facts = json.loads(result.read_text())
     assert {"class_miou", "instance_miou", "categories"} <= facts.keys()
-    export("folder", tmp_path / "files", train=20, test=20, points=64)
+    export("folder", tmp_path / "files", train=20, test=1, points=64)
     folders = [str(tmp_path / "files"), "--out", str(tmp_path / "labelled")]
     options = [*folders, "--weights", str(out)]
     with pytest.raises(SystemExit) as status:
@@ -98,20 +99,20 @@ def test_eval_and_segment_on_the_command_line(parts_run, tmp_path, capsys):
     assert status.value.code == 2
     assert "unknown category 'ufo'" in capsys.readouterr().err
     main(["segment", *options])
-    assert len(list((tmp_path / "labelled").rglob("*.ply"))) == 40
+    assert len(list((tmp_path / "labelled").rglob("*.ply"))) == 21
 
 
 def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
-    export("s3dis", tmp_path, train=12, test=6, points=64)
+    export("s3dis", tmp_path, train=6, test=6, points=64)
     config = dataclasses.replace(
         PARTS,
         model="locotrans_dgcnn_semseg",
         options=(*PARTS.options, "colors=true"),
         data="s3dis:area2,sphere=0.8",
         root=tmp_path,
-        points=64,
-        shapes=16,
-        test_shapes=None,
+        points=128,
+        shapes=8,
+        test_shapes=8,
         epochs=1,
         out=tmp_path / "run",
     )
@@ -119,12 +120,15 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
     assert {"miou", "overall_accuracy", "class_accuracy", "classes"} <= record["evaluation"].keys()
     _, metadata = load_weights(tmp_path / "run/weights.safetensors")
     assert 0.5 < metadata["radius"] < 1.2
-    main(["eval", str(tmp_path / "run"), "--root", str(tmp_path), "--rotations", "1"])
+    few = ["--shapes", "4", "--rotations", "1"]
+    main(["eval", str(tmp_path / "run"), "--root", str(tmp_path), *few])
     assert "mIoU" in capsys.readouterr().out
     rooms = tmp_path / "stanford_indoor3d"
-    folders = [str(rooms), "--out", str(tmp_path / "labelled"), "--format", "npz"]
+    room = next(rooms.glob("*.npy"))
+    folders = [str(room), "--out", str(tmp_path / "labelled"), "--format", "npz"]
     main(["segment", *folders, "--weights", str(tmp_path / "run"), "--turns", "1"])
-    assert len(list((tmp_path / "labelled").glob("*.npz"))) == len(list(rooms.glob("*.npy")))
+    with np.load(tmp_path / "labelled" / f"{room.stem}.npz") as labelled:
+        np.testing.assert_allclose(labelled["points"], np.load(room)[:, :3], atol=1e-5)
 
 
 def test_other_data_and_models_are_refused(parts_run, tmp_path, capsys):
@@ -176,12 +180,12 @@ def test_labels_and_colours_go_where_their_points_go():
 
 
 def test_a_segmenter_learns_the_parts_of_a_few_shapes():
-    data = load_dataset("builtin", "train", points=48, shapes=16)
+    data = load_dataset("builtin", "train", points=32, shapes=8)
     torch.manual_seed(0)
     options = parse_options(PARTS.model, (*PARTS.options, "dropout=0"))
     model = build_model(PARTS.model, data, options)
     step = Step(model, dataclasses.replace(PARTS, smoothing=0.0), torch.device("cpu"))
     losses = [
-        float(step(data.points, data.parts, 0.05, **given(model, data))["total"]) for _ in range(30)
+        float(step(data.points, data.parts, 0.05, **given(model, data))["total"]) for _ in range(20)
     ]
-    assert losses[-1] < 0.6 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
