@@ -30,7 +30,7 @@ from locotrans.certify.cases import (
     turned,
     with_repeats,
 )
-from locotrans.certify.network import Answers, Network, takes
+from locotrans.certify.network import Answers, Network, refusal
 from locotrans.certify.result import Certificate, Expected, Row, relative_change, spread_of
 from locotrans.certify.search import Search, search_rotations
 from locotrans.geometry import random_rotations
@@ -108,7 +108,7 @@ def certify(
         raise ValueError(f"at least one rotation is needed, got {rotations}")
     points = points.detach().cpu().double()
     if precision is None:
-        precision = "float64" if takes(model, "float64", points, device) else "float32"
+        precision = "float32" if refusal(model, "float64", points, device) else "float64"
     if precision not in ("float64", "float32"):
         raise ValueError(f"precision must be float64 or float32, got {precision!r}")
     network = Network(model, precision, device, batch_size)
@@ -288,8 +288,8 @@ def _precision(
     device, check = battery.network.device, f"random rotations in {name}"
     if name == "tf32" and device.type != "cuda":
         return battery.skipped(name, check, "not measured here: TF32 needs a CUDA device")
-    if not takes(model, name, points, device):
-        return battery.skipped(name, check, f"the network cannot be asked in {name}")
+    if why := refusal(model, name, points, device):
+        return battery.skipped(name, check, why)
     network = Network(model, name, device, battery.network.batch_size)
     other = Battery(network, points, TOLERANCES[name], battery.expected)
     (row,) = other.rows(name, check, turned(points, R))

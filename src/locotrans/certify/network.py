@@ -73,27 +73,29 @@ class Network:
         return by_cloud
 
 
-def takes(
+def refusal(
     model: Callable[[Tensor], Any],
     precision: str,
     points: Float[Tensor, "b n 3"],
     device: torch.device | str,
-) -> bool:
-    """Say whether a model can be asked in a precision.
+) -> str:
+    """Say why a model cannot be asked in a precision; nothing if it can.
 
     What a bare function does under autocast, or with TF32, is not known; of float64 it must keep
     the precision.
     """
     if not isinstance(model, nn.Module) and precision in ("tf32", "bfloat16"):
-        return False
+        return f"only a module can be asked in {precision}"
     network = Network(model, precision, device)
     try:
         with undisturbed(network.model, points), _products(precision, network.device):
             answer = network.model(points[:1].to(network.device, network.dtype))
-    except Exception:  # a foreign network may refuse in any way
-        return False
+    except Exception as error:  # a foreign network may refuse in any way
+        return f"in {precision} it raises {type(error).__name__}: {' '.join(str(error).split())}"
     kinds = [x.dtype for _, x in named_tensors(answer, "output") if x.is_floating_point()]
-    return precision != "float64" or kinds[:1] == [torch.float64]
+    if precision == "float64" and kinds[:1] != [torch.float64]:
+        return "it does not keep the precision of float64"
+    return ""
 
 
 @contextmanager

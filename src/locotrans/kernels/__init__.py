@@ -50,6 +50,7 @@ def use_loops(x: Tensor, *, training: bool = False) -> bool:
         and x.dtype == torch.float32
         and not training
         and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled("cpu")  # whose bfloat16 numpy does not know
         and _has_numba
     )
 
