@@ -7,9 +7,9 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
+import time
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -66,8 +66,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+@cache
+def network(path):
+    return load_viewed(path, CPU)
+
+
 def make_viewer(folder, *names):
-    viewer = Viewer([load_viewed(folder / f"{name}.safetensors", CPU) for name in names])
+    viewer = Viewer([network(folder / f"{name}.safetensors") for name in names])
     return viewer, viewer.open(folder / "chair/cloud.npy", "cloud.npy", "chair")
 
 
@@ -273,7 +278,8 @@ def test_only_this_machine_and_this_page_are_answered(server, headers, status):
     assert ask(server, "POST", "/answer", posted, **headers)[0] == status
 
 
-BAD = ["", "{", "[]", "null", '{"scene": 0}', "9" * 4000, "[" * 4000]
+HUGE = json.dumps({"scene": 0, "category": 0, "rotation": [10**400] * 9})
+BAD = ["", "{", "[]", "null", '{"scene": 0}', "9" * 4000, "[" * 4000, HUGE, '{"scene": 1e999}']
 
 
 @pytest.mark.parametrize("body", BAD)
@@ -335,6 +341,8 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
         assert f"port {port} is in use" in error_of([*shared, "--port", port], capsys)
     assert "no port 99999" in error_of([*shared, "--port", 99999], capsys)
     assert "no address of this machine" in error_of([*shared, "--host", "192.0.2.1"], capsys)
+    few = write_network(tmp_path / "few.safetensors", "dgcnn", ("k=97", *DGCNN[1:]))
+    assert "too small for k = 97" in error_of([*shared, "--against", few, "--port", 0], capsys)
     semseg = folder / "scenes.safetensors"
     model = create_model("dgcnn_semseg", 3, k=4)
     facts = {"model": "dgcnn_semseg", "config": to_json(model.config), "num_classes": 3}
@@ -342,19 +350,34 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is for scenes" in error_of(["view", cloud, "--weights", semseg], capsys)
 
 
-def test_ctrl_c_ends_it_cleanly(folder):
-    command = [sys.executable, "-m", "locotrans", "view", str(folder / "chair/cloud.npy")]
-    command += ["--weights", str(folder / "ours.safetensors"), "--port", "0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
-        line = run.stdout.readline()
-        assert re.match(r"http://127\.0\.0\.1:\d+/ shows cloud\.npy", line), run.communicate(
-            timeout=5
-        )
-        run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=20)
-    assert (run.returncode, out, err) == (0, "stopped\n", "")
+def test_ctrl_c_ends_it_cleanly(folder, capsys):
+    viewer, number = make_viewer(folder, "ours")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    statuses = []
+
+    def interrupt_once_it_answers():
+        for _ in range(500):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            try:
+                connection.request("GET", "/")
+                statuses.append(connection.getresponse().status)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.01)
+            finally:
+                connection.close()
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_once_it_answers)
+    thread.start()
+    view_server.serve(viewer, number, "127.0.0.1", port)
+    thread.join()
+    assert statuses == [200]
+    url = f"http://127.0.0.1:{port}/"
+    assert capsys.readouterr() == (f"{url} shows cloud.npy; Ctrl-C stops it\nstopped\n", "")
+    with socket.create_server(("127.0.0.1", port)):
+        pass  # the port is free again
 
 
 def test_features_of_few_channels_have_colours(folder):
@@ -434,11 +457,21 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     assert page.inner_text("#name") == "cloud.npy"
     page.click("#random")  # it goes on
     page.wait_for_selector('body[data-answered="4"]')
-    other = tmp_path / "other.xyz"
-    np.savetxt(other, np.random.default_rng(0).normal(size=(60, 3)))
-    page.set_input_files("#file", other)
+    file = io.StringIO()
+    np.savetxt(file, np.random.default_rng(0).normal(size=(60, 3)))
+    script = """text => {
+        const data = new DataTransfer();
+        data.items.add(new File([text], "other.xyz"));
+        return data;
+    }"""
+    page.dispatch_event(
+        "main", "drop", {"dataTransfer": page.evaluate_handle(script, file.getvalue())}
+    )
     page.wait_for_selector("#name:text-is('other.xyz')")
     assert page.locator("#error").is_hidden()
+    page.locator('[data-axis="1"]').fill("50")
+    page.wait_for_selector('body[data-answered="5"]')
+    assert page.locator('article[data-network="0"]').get_attribute("data-stays") == "true"
     assert [text for text in page.errors if "400" not in text] == []
     page.close()
 

@@ -108,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
             question = json.loads(body)
             number, category = int(question["scene"]), int(question["category"])
             rotation = parse_rotation(question["rotation"])
-        except (KeyError, TypeError, RecursionError) as error:
+        except (KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"a question needs scene, category and rotation ({error})") from None
         self._json(200, {"answers": self.server.viewer.answers(number, rotation, category)})
 

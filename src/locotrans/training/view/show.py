@@ -46,6 +46,7 @@ def view(
         raise ValueError(f"--save {save}: there is no folder {save.parent}; make it first")
     number = viewer.open(path, path.name, category or path.resolve().parent.name)
     if save is None:
+        viewer.state(number)  # what cannot be answered shows before a page is opened
         serve(viewer, number, host, port)
         return
     write_atomically(save, saved_page(viewer, number, poses).encode())
