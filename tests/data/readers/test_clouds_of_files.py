@@ -222,6 +222,34 @@ def test_one_cloud_of_several_by_its_index(tmp_path):
     assert cloud.path.name == "many.h5#2"
 
 
+def test_words_for_whole_clouds_are_left_out(tmp_path):
+    points = np.random.default_rng(0).normal(size=(2, 9, 3))
+    with writers.h5py.File(tmp_path / "many.h5", "w") as file:
+        file["points"], file["label"] = points, ["chair", "table"]
+    with writers.h5py.File(tmp_path / "one.h5", "w") as file:
+        file["points"], file["label"] = points[0], "chair"
+    assert read_cloud(tmp_path / "many.h5#1").labels is None
+    assert len(read_cloud(tmp_path / "one.h5")) == 9
+
+
+def test_coords_are_points(tmp_path):
+    np.savez(tmp_path / "a.npz", coords=np.ones((5, 3)))
+    assert len(read_cloud(tmp_path / "a.npz")) == 5
+
+
+@pytest.mark.parametrize("head", ["WIDTH 2\nHEIGHT 1", "WIDTH 2", "WIDTH 1\nHEIGHT 2"])
+def test_pcd_without_points_and_in_capitals(tmp_path, head):
+    text = f"FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\n{head}\nDATA ASCII\n0 1 2\n3 4 5\n"
+    (tmp_path / "a.pcd").write_text(text)
+    assert read_cloud(tmp_path / "a.pcd").points.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_obj_colours_on_some_vertices_are_left_out(tmp_path):
+    (tmp_path / "a.obj").write_text("v 0 1 2\nv 3 4 5 0.5 0.5 0.5\n")
+    cloud = read_cloud(tmp_path / "a.obj")
+    assert (cloud.points.tolist(), cloud.colors) == ([[0, 1, 2], [3, 4, 5]], None)
+
+
 def test_part_labels_of_an_indexed_cloud(tmp_path):
     with writers.h5py.File(tmp_path / "many.hdf5", "w") as file:
         file["data"], file["pid"] = np.zeros((4, 10, 3)), np.arange(40).reshape(4, 10)

@@ -44,6 +44,12 @@ POINTS = [[0, 1, 2], [3, 4, 5]]
         "0 1 2 9.5\n3 4 5 9.5\n",
         "x,y,z,time\n0,1,2,9\n3,4,5,9\n",
         "0,1,2,\n3,4,5,\n",
+        "0,0 1,0 2,0\n3,0\t4,0\t5,0\n",
+        "0,0 1 2,0\n3,0 4,0e0 5\n",
+        "x y z\n0,0 1 2,0\n3,0 4,0 5\n",
+        ",x,y,z\n0,0,1,2\n1,3,4,5\n",
+        "\tx\ty\tz\n0\t0\t1\t2\n1\t3\t4\t5\n",
+        "   x  y  z\n0  0  1  2\n1  3  4  5\n",
         "+0e0 1.E0 .2e1\n3. 4 5d0\n".replace("d", "e"),
     ],
 )
@@ -84,6 +90,31 @@ def test_a_seventh_column_is_the_label(read):
     assert read("0 1 2 0 0 1 7.5\n3 4 5 0 1 0 8\n").labels is None
 
 
+def test_a_fourth_column_of_small_whole_numbers_is_the_label(read):
+    assert read("0 1 2 7\n3 4 5 -1\n", "txt").labels.tolist() == [7, -1]
+    assert read("0 1 2 7\n3 4 5 200\n", "txt").labels is None  # an intensity
+    assert read("0 1 2 7\n3 4 5 8\n", "pts").labels is None
+
+
+@pytest.mark.parametrize("fourth", ["0.25", "900", "17"])
+def test_an_intensity_before_the_colours_is_no_red(read, fourth):
+    cloud = read(f"0 1 2 {fourth} 255 0 51\n3 4 5 {fourth} 10 10 200\n", "txt")
+    np.testing.assert_allclose(cloud.colors[0], [1, 0, 0.2])
+    assert cloud.labels is None
+
+
+def test_colours_before_a_label_stay_what_they_are(read):
+    cloud = read("0 1 2 255 0 51 3\n3 4 5 10 10 10 12\n", "txt")
+    np.testing.assert_allclose(cloud.colors[0], [1, 0, 0.2])
+    assert cloud.labels.tolist() == [3, 12]
+
+
+def test_commas_between_decimal_points_still_separate(read):
+    cloud = read("0.5,1,2 255,0,51\n3,4,5 10,10,200\n")
+    assert cloud.points.tolist() == [[0.5, 1, 2], [3, 4, 5]]
+    assert cloud.colors is not None
+
+
 def test_scanner_pts_have_an_intensity_before_the_colours(read):
     cloud = read("2\n0 1 2 -900 255 0 51\n3 4 5 20 10 10 10\n", "pts")
     np.testing.assert_allclose(cloud.colors[0], [1, 0, 0.2])
@@ -110,6 +141,7 @@ def test_labels_by_name(read, name):
         ("x y z w\n1 2 3\n", "names 4 columns, the lines have 3"),
         ("x y z label\n1 2 3 0.5\n", "label 0.5 at line 2 is not a whole number"),
         ("x y z r g b\n1 2 3 -1 0 0\n", "colours span -1 to 0"),
+        ("2\nmethane\nC 0.1 0.2 0.3\nH 1 2 3\n", "chemical xyz file"),
         ("# only a comment\n", "holds no points"),
         ("x y z\n", "holds no points"),
         (" \n\t\n", "holds no points"),

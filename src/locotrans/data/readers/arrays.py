@@ -9,7 +9,7 @@ from locotrans.data.readers.columns import from_columns
 from locotrans.data.readers.raw import LABELS, Array, Raw
 from locotrans.data.readers.source import Source
 
-POINTS = ("points", "xyz", "pos", "data", "vertices", "arr_0")
+POINTS = ("points", "xyz", "pos", "data", "vertices", "coords", "coord", "arr_0")
 NORMALS = ("normals", "normal")
 COLORS = ("colors", "color", "colours", "colour", "rgb")
 SEGMENTS = (*LABELS, "pid", "y")

@@ -6,6 +6,10 @@ from locotrans.data.readers.raw import Array, Raw
 from locotrans.data.readers.source import Source
 
 MOST_COLUMNS = 256
+WIDE = 12
+"""Three rows of more columns than this are x, y and z of many points, written the other way."""
+MOST_LABEL = 63
+"""A larger number in a column of whole numbers up to 255 is a colour or an intensity."""
 
 
 def from_columns(source: Source, values: Array) -> Raw:
@@ -15,16 +19,23 @@ def from_columns(source: Source, values: Array) -> Raw:
     19 of 20 rows have length 1 within 2% (rows of length 0, unknown normals, do not count; a few
     odd ones occur in ShapeNetPart). Otherwise it is colours if all values are from 0 to 255: so
     colours from 0 to 1 of length 1, such as pure red and blue, pass for normals. One column of
-    whole numbers after such triples is the label. In a pts file of 7 columns the fourth is an
-    intensity and the last three are colours, as scanners write them. Anything else is left out.
+    whole numbers after such triples is the label; right after x, y, z (not in a pts file) it must
+    span no more than -1 to 63, or it might be an intensity. Anything else is left out.
+
+    Of 7 columns the fourth is an intensity and the last three are colours, as scanners write them,
+    in a pts file; and in others where the last three are whole numbers from 0 to 255, the last
+    one beyond 63 (so no label), or the fourth no such number (so no red).
     """
     columns = values.shape[1]
+    if len(values) == 3 and columns > WIDE:
+        raise source.error(f"has 3 rows of {columns} columns", "transpose it: one point a row")
     if not 3 <= columns <= MOST_COLUMNS:
-        remedy = "transpose it" if len(values) == 3 else "write one point a row: x, y, z, ..."
-        raise source.error(f"has {len(values)} rows of {columns} columns", remedy)
+        raise source.error(
+            f"has {len(values)} rows of {columns} columns", "write one point a row: x, y, z, ..."
+        )
     normals = colors = labels = None
-    start = 3
-    if columns == 7 and source.file.suffix.lower() == ".pts":
+    start, scanned = 3, source.file.suffix.lower() == ".pts"
+    if columns == 7 and (scanned or _has_intensity(values[:, 3:])):
         start = 4
     while start + 3 <= columns:
         triple = values[:, start : start + 3]
@@ -35,8 +46,9 @@ def from_columns(source: Source, values: Array) -> Raw:
         else:
             break
         start += 3
-    if start in (6, 9) and start == columns - 1 and _is_whole(values[:, start]):
-        labels = values[:, start]
+    if start == columns - 1 and _is_whole(values[:, start]) and start != 4:
+        small = start > 3 or (not scanned and _spans(values[:, start], -1, MOST_LABEL))
+        labels = values[:, start] if small else None
     return Raw(values[:, :3], normals, colors, labels)
 
 
@@ -57,8 +69,20 @@ def _is_normals(triple: Array) -> bool:
 
 
 def _is_colors(triple: Array) -> bool:
-    rows = _finite(triple)
-    return len(rows) > 0 and bool(rows.min() >= 0 and rows.max() <= 255)
+    return _spans(triple, 0, 255)
+
+
+def _has_intensity(four: Array) -> bool:
+    """Whether four columns are an intensity and a colour rather than a colour and a label."""
+    if _is_normals(four[:, :3]) or not (_is_whole(four[:, 1:]) and _is_colors(four[:, 1:])):
+        return False
+    red = _is_whole(four[:, 0]) and _spans(four[:, 0], 0, 255)
+    return not red or not _spans(four[:, 3], 0, MOST_LABEL)
+
+
+def _spans(values: Array, low: int, high: int) -> bool:
+    rows = _finite(values)
+    return len(rows) > 0 and bool(rows.min() >= low and rows.max() <= high)
 
 
 def _is_whole(column: Array) -> bool:

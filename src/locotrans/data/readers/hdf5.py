@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from locotrans.data.readers.arrays import POINTS, choose, from_arrays
+from locotrans.data.readers.arrays import POINTS, SEGMENTS, choose, from_arrays
 from locotrans.data.readers.raw import Array, Raw
 from locotrans.data.readers.source import ReadError, Source
 
@@ -11,7 +11,7 @@ def read_hdf5(source: Source) -> Raw:
     """Read points (or xyz, pos, data) and normals, colors and labels (or seg, pid) of one cloud.
 
     Points (s, n, 3) are s clouds, of which the path names one from 0. Labels (s,) or (s, 1) of
-    whole clouds are left out. Links to other files are not followed.
+    whole clouds, numbers or words, are left out. Links to other files are not followed.
     """
     import h5py
 
@@ -21,6 +21,7 @@ def read_hdf5(source: Source) -> Raw:
             sets = {name: file[name] for name in file if _is_plain(h5py, file, name)}
             names = choose(source, sets, ", ".join(list(sets)[:20]))
             lead = _check_points(source, sets[next(n for n in POINTS if n in names)])
+            names = [n for n in names if not _is_word(n, sets[n], lead)]
             return from_arrays(source, {n: _read_set(source, n, sets[n], lead) for n in names})
     except ReadError:
         raise
@@ -38,6 +39,11 @@ def _is_plain(h5py: Any, file: Any, name: str) -> bool:
         return False
     data = file[name]
     return not data.is_virtual and not data.external
+
+
+def _is_word(name: str, data: Any, clouds: int | None) -> bool:
+    """Whether it is the class of each cloud as text."""
+    return name in SEGMENTS and data.dtype.kind in "OSU" and data.size == (clouds or 1)
 
 
 def _check_points(source: Source, data: Any) -> int | None:

@@ -18,11 +18,11 @@ FACE = re.compile(rb"^[ \t]*f[ \t]+([^\n]*)", re.MULTILINE)
 def read_obj(source: Source) -> Raw:
     """Read the geometry; materials, textures and groups are left out.
 
-    Normals of a file without faces are taken if there is one for each vertex. With faces, the
-    normals come from these.
+    Colours are taken if every vertex has one. Normals of a file without faces are taken if there is
+    one for each vertex. With faces, the normals come from these.
     """
     text = without_comments(read_text(source), b"#").replace(b"\\\n", b" ")
-    vertices = table(source, b"\n".join(VERTEX.findall(text)), "vertices (lines v)")
+    vertices = table(source, _even(VERTEX.findall(text)), "vertices (lines v)")
     if len(vertices) == 0:
         raise source.error("has no vertices (lines v)", "give it the suffix of its format")
     if vertices.shape[1] < 3:
@@ -36,6 +36,15 @@ def read_obj(source: Source) -> Raw:
         if normals.shape != (len(vertices), 3):
             normals = None
     return Raw(vertices[:, :3], normals, colors, faces=faces)
+
+
+def _even(lines: list[bytes]) -> bytes:
+    """Join the lines of vertices; where colours stand on some alone, none are taken."""
+    if lines and len(lines[0].split()) in (3, 4, 6, 7):
+        sizes = {len(line.split()) for line in lines}
+        if len(sizes) > 1 and sizes <= {3, 4, 6, 7}:
+            lines = [b" ".join(line.split()[:3]) for line in lines]
+    return b"\n".join(lines)
 
 
 def _read_faces(source: Source, text: bytes, count: int) -> Array | None:

@@ -60,10 +60,11 @@ def _read_header(source: Source, data: bytes) -> _Header:
         )
     head = unix_lines(data[: end.start()]).decode("latin-1").split("\n")
     lines = {words[0]: words[1:] for line in head if (words := line.split())}
-    fields, kind = lines.get("FIELDS", lines.get("COLUMNS", [])), end[1].decode()
+    fields, kind = lines.get("FIELDS", lines.get("COLUMNS", [])), end[1].decode().lower()
     sizes, kinds = lines.get("SIZE", []), lines.get("TYPE", [])
     counts = lines.get("COUNT", ["1"] * len(fields))
-    numbers_ = [*counts, *lines.get("POINTS", [""]), *lines.get("WIDTH", [""])]
+    size = lines.get("WIDTH", [""])[:1] + lines.get("HEIGHT", ["1"])[:1]
+    numbers_ = [*counts, *size, *lines.get("POINTS", [])]
     types = [kind_.upper() + size for kind_, size in zip(kinds, sizes, strict=False)]
     problem = None
     if kind not in ("ascii", "binary", "binary_compressed"):
@@ -77,7 +78,7 @@ def _read_header(source: Source, data: bytes) -> _Header:
     if problem is not None:
         raise source.error(f"its header is damaged: {problem}")
     dtypes = [np.dtype(f"<{t[0].lower()}{t[1]}") for t in types]
-    points = int(lines["POINTS"][0])
+    points = int(lines["POINTS"][0]) if lines.get("POINTS") else int(size[0]) * int(size[1])
     header = _Header(fields, dtypes, [int(c) for c in counts], points, kind, end.end())
     if points and header.row == 0:
         raise source.error("its header is damaged: every COUNT is 0")

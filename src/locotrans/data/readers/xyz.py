@@ -13,21 +13,26 @@ def read_xyz(source: Source) -> Raw:
     """Read a table of points, one a line.
 
     Columns are separated by blanks, tabs, commas or semicolons; where there are semicolons, a comma
-    is a decimal point. ``#`` and ``//`` begin a comment. A first line of words names the columns
-    (x, y, z, nx, ny, nz, r, g, b or red, green, blue, label), and so does a last comment before
-    the numbers that has as many words as there are columns. A first line of one whole number is
-    the number of points (pts). Without names, `from_columns` decides by the values.
+    is a decimal point, and so it is where blanks separate and no word has a dot or two commas.
+    ``#`` and ``//`` begin a comment. A first line of words names the columns (x, y, z, nx, ny, nz,
+    r, g, b or red, green, blue, label), and so does a last comment before the numbers that has as
+    many words as there are columns; a first name left empty is that of a column of row numbers.
+    A first line of one whole number is the number of points (pts). Without names, `from_columns`
+    decides by the values.
     """
     text = read_text(source)
     data = without_comments(text, b"#", b"//")
     begin, first = _next_line(data, 0)
     names, titled, promised = _comment_names(text, data.count(b"\n", 0, begin)), False, None
+    numbered = False
     if first and not _are_numbers(first):
         names, titled = _split_names(first), True
+        numbered = bool(data[data.rfind(b"\n", 0, begin) + 1 : begin])  # as pandas writes
         begin += len(first)
     elif first.strip().isdigit():  # alone on its line
         promised = int(first[:20])
         begin += len(first)
+        _refuse_atoms(source, data, begin)
     start, first = _next_line(data, begin)
     if not first:
         raise source.error("holds no points", "write the cloud again, or leave the file out")
@@ -37,6 +42,8 @@ def read_xyz(source: Source) -> Raw:
     columns = values.shape[1]
     if promised not in (None, len(values)):
         raise source.error(f"its first line promises {promised} points, {len(values)} follow")
+    if titled and numbered and len(names) == columns - 1:
+        names = ["", *names]
     if titled and len(names) != columns:
         raise source.error(
             f"its first line names {len(names)} columns, the lines have {columns}",
@@ -85,8 +92,27 @@ def _blank_separated(source: Source, data: bytes) -> bytes:
                 f"a value is missing between separators: {missing[0].strip()!r}",
                 "fill in a number or remove the line",
             )
-    comma = b"." if b";" in data else b" "
+    comma = b"." if b";" in data or _has_decimal_commas(data) else b" "
     return data.translate(bytes.maketrans(b',;\t"', comma + b"   "))
+
+
+def _has_decimal_commas(data: bytes) -> bool:
+    """Whether blanks separate, and each comma stands between two digits, one a word at most."""
+    if b"," not in data or b"." in data:
+        return False
+    separates = re.search(rb"(?<!\d),|,(?!\d)|,[^\s,]*,", data)
+    return separates is None and re.search(rb"[^\s][ \t]+[^\s]", data) is not None
+
+
+def _refuse_atoms(source: Source, data: bytes, begin: int) -> None:
+    """Say so if it is the xyz of chemists: a number, a remark, then lines such as C 0 0 0."""
+    atom = rb"[ \t]*[A-Z][a-z]?(?:[ \t]+[-+.\deE]+){3,}[ \t]*(?:\n|$)"
+    lines = data[begin:].split(b"\n", 3)[2:3]
+    if lines and re.match(atom, lines[0]):
+        raise source.error(
+            "is a chemical xyz file: each line names an element before its coordinates",
+            "remove the first two lines and the first column",
+        )
 
 
 def _line_of(data: bytes, row: int) -> int:
