@@ -174,6 +174,7 @@ def test_kernels_against_their_specification(monkeypatch):
             assert row["launch"] == "cpu"
 
 
+@pytest.mark.slow
 def test_compare_our_own_with_a_stranger(tmp_path, capsys):
     out = tmp_path / "compare.json"
     sizes = ["--device=cpu", "--batch=2", "--points=24", "--rounds=1", "--threads=1"]
@@ -208,6 +209,7 @@ def test_numerics(tmp_path):
     assert results["tie rule"][0]["share of neighbourhoods changed"] == 0
 
 
+@pytest.mark.slow
 def test_numerics_of_networks():
     (row,) = numerics.rotated_logits(["light"], [0], points=20)
     assert 0 < row["symmetric"] < 1e-2

@@ -58,6 +58,7 @@ def test_functions_and_what_makes_networks():
             load_target(spec)
 
 
+@pytest.mark.slow
 def test_the_command_says_pass_or_fail_by_its_status(tmp_path, capsys):
     report, picture = tmp_path / "c.json", tmp_path / "c.png"
     assert status(["strangers:lengths", *QUICK]) == 0

@@ -26,7 +26,7 @@ def fused(x, k, coordinates, device):
 
 
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (37, 5), (41, 20)])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (19, 5), (41, 20)])
 def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch, generator):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
     b = 1 if k > 5 else 2
@@ -39,7 +39,7 @@ def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch,
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
 def test_ties_go_to_the_lowest_index(columns, device, monkeypatch):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
-    r = torch.arange(4.0) - 1.5
+    r = torch.arange(3.0) - 1
     grid = torch.stack(torch.meshgrid(r, r, r, indexing="ij"), -1).reshape(1, -1, 3)
     assert same_sets(fused(grid, 9, True, device), knn(grid, 9))
     assert same_sets(fused(grid, 9, False, device), knn_features(grid, 9))

@@ -46,7 +46,6 @@ QUICK = {
     ("full", True),
     ("light", False),
     ("dgcnn", True),
-    ("segmenter", False),
 }  # the rest is slow when interpreted
 CASES = [
     pytest.param(name, training, marks=[] if (name, training) in QUICK else [pytest.mark.slow])

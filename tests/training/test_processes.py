@@ -93,6 +93,7 @@ def launched(tiny_config, tmp_path_factory):
     return config, model, batch
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_survive_a_kill(launched, tmp_path):
     config, _, _ = launched
     alone = dataclasses.replace(config, out=tmp_path / "one")

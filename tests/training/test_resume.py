@@ -96,7 +96,14 @@ def train_until_cut(config):
         train(config, QUIET)
 
 
-@pytest.mark.parametrize(("checkpoint", "cut"), [(0, 5), (2, 8), (3, 7)])
+@pytest.mark.parametrize(
+    ("checkpoint", "cut"),
+    [
+        pytest.param(0, 5, marks=pytest.mark.slow),
+        (2, 8),
+        pytest.param(3, 7, marks=pytest.mark.slow),
+    ],
+)
 def test_cut_long_after_the_checkpoint(tiny, uncut, monkeypatch, checkpoint, cut):
     step, save = loop_module.train_step, Run.save_checkpoint
 

@@ -350,6 +350,7 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is for scenes" in error_of(["view", cloud, "--weights", semseg], capsys)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_cleanly(folder, capsys):
     viewer, number = make_viewer(folder, "ours")
     with socket.create_server(("127.0.0.1", 0)) as free:
