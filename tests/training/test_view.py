@@ -422,6 +422,16 @@ def drawn(page, network):
     return np.abs(image - np.array([250, 251, 252]) / 255).max(-1) > 0.1
 
 
+def drag(page):
+    box = page.locator("canvas").first.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 60, y + 20, steps=3)
+    page.mouse.up()
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_the_live_page_in_a_browser(browser, server, tmp_path):
     page = open_page(browser, server.url)
     answer = page.locator('article[data-network="0"]').get_attribute("data-answer")
@@ -446,7 +456,8 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     assert (drawn(page, 0) != before).mean() < 0.002  # and in its own coordinates it did not
     page.check("#show-frames")
     captions = page.locator("figcaption").all_inner_texts()
-    assert [text.split()[0] for text in captions if text] == ["LCRF", "Gram-Schmidt"]
+    titles = [text.splitlines()[0] for text in captions if text]
+    assert titles == ["LCRF, which the network uses", "Gram-Schmidt"]
     assert all(re.search(r"u1 -?\d\.\d+ u2 -?\d\.\d+ u3", text) for text in captions if text)
     assert page.locator("canvas").count() == 3
 
@@ -472,6 +483,14 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     assert page.locator("#error").is_hidden()
     page.locator('[data-axis="1"]').fill("50")
     page.wait_for_selector('body[data-answered="5"]')
+    assert page.locator('article[data-network="0"]').get_attribute("data-stays") == "true"
+    before = drawn(page, 0)
+    drag(page)  # looks at it from another side
+    assert (drawn(page, 0) != before).mean() > 0.01
+    assert page.locator("body").get_attribute("data-answered") == "5"
+    page.keyboard.down("Shift")
+    drag(page)  # turns it
+    page.wait_for_selector('body:not([data-answered="5"])')
     assert page.locator('article[data-network="0"]').get_attribute("data-stays") == "true"
     assert [text for text in page.errors if "400" not in text] == []
     page.close()

@@ -14,6 +14,13 @@ from locotrans.metrics import axis_consistency
 from locotrans.models import Task, model_task
 from locotrans.training.checkpoint import load_weights
 
+KINDS = {
+    "symmetric": "LCRF",
+    "symmetric_printed": "LCRF",
+    "gram_schmidt": "Gram-Schmidt",
+    "handcrafted": "Hand-crafted",
+}
+"""What the page calls the kinds of frames."""
 TOP = 5
 """Classes, or parts, that are listed."""
 
@@ -31,6 +38,11 @@ class ViewedNetwork:
     """Of shapes, one of which a network for parts is told; else none."""
     points: int
     device: torch.device
+
+    @property
+    def own_frames(self) -> str | None:
+        """The kind of frames that the network itself sees the cloud through."""
+        return KINDS.get(getattr(self.model.config, "frames", ""))
 
     @torch.inference_mode()
     def ask(self, points: Float[Tensor, "n 3"], category: int) -> "Answer":
@@ -92,9 +104,12 @@ def frames_of(output: Any) -> dict[str, Float[Tensor, "n 3 3"]]:
     if output.frames is None:
         return {}
     if output.vectors is None:
-        return {"Hand-crafted": output.frames[0].float().cpu()}
+        return {KINDS["handcrafted"]: output.frames[0].float().cpu()}
     v1, v2 = output.vectors[0].float().cpu().unbind(-1)
-    return {"LCRF": symmetric_frame(v1, v2), "Gram-Schmidt": gram_schmidt_frame(v1, v2)}
+    return {
+        KINDS["symmetric"]: symmetric_frame(v1, v2),
+        KINDS["gram_schmidt"]: gram_schmidt_frame(v1, v2),
+    }
 
 
 @dataclass

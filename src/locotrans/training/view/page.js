@@ -226,18 +226,19 @@ function say() {
       }
     }
     card.querySelector(".facts").replaceChildren(...facts);
-    card.querySelectorAll("figcaption").forEach((caption) => consistency(caption, answer));
+    card.querySelectorAll("figcaption").forEach((caption) => consistency(caption, network, answer));
     legend(card.querySelector(".legend"), network, answer);
   });
   redraw();
 }
 
-function consistency(caption, answer) {
+function consistency(caption, network, answer) {
   const kind = caption.dataset.kind;
   if (!kind) return;
   const shown = answer.consistency[kind].map((value, axis) => element("span", ` u${axis + 1} ${value.toFixed(3)}`, `u${axis + 1}`));
   caption.title = "mean cosine of an axis with the same axis of the neighbouring points";
-  caption.replaceChildren(element("b", kind), "local consistency", ...shown);
+  const name = kind === network.own ? `${kind}, which the network uses` : kind;
+  caption.replaceChildren(element("b", name), "local consistency", ...shown);
 }
 
 function legend(place, network, answer) {

@@ -96,7 +96,8 @@ class Viewer:
             "categories": list(self.categories),
             "category": scene.category,
             "networks": [
-                {"title": n.title, "task": n.task, "names": list(n.names)} for n in self.networks
+                {"title": n.title, "task": n.task, "names": list(n.names), "own": n.own_frames}
+                for n in self.networks
             ],
             "palette": colors,
             "answers": self.answers(number, own, scene.category),
