@@ -410,10 +410,25 @@ def load_test(
         same = same and list(clouds.part_names) == metadata.get("part_names")
     if not same:
         raise ValueError(
-            f"{weights} tells other classes apart than data set {name!r} has; "
-            f"evaluate it on {metadata['data']!r}"
+            f"{weights} tells other classes apart than data set {name!r} has "
+            f"({other_names(metadata, clouds)}); evaluate it on {metadata['data']!r}"
         )
     return model, metadata, clouds
+
+
+def other_names(metadata: dict[str, Any], clouds: "CloudSet") -> str:
+    """Say which classes or parts are only in the weights, or only in the data."""
+    said = []
+    for what, theirs in (("classes", clouds.class_names), ("parts", clouds.part_names)):
+        known = metadata.get("class_names" if what == "classes" else "part_names") or []
+        for where, names in (
+            ("the weights", [name for name in known if name not in theirs]),
+            ("the data", [name for name in theirs if name not in known]),
+        ):
+            if names and known:
+                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+                said.append(f"{what} of {where} alone: {', '.join(names[:5])}{more}")
+    return "; ".join(said) or "in another order"
 
 
 def write_result(

@@ -1,10 +1,12 @@
 """One's own files: folders per class and tables."""
 
+import h5py
 import numpy as np
 import pytest
 
 from locotrans.data import load_dataset
-from locotrans.data.listing import list_folder
+from locotrans.data.listing import Entry, list_folder
+from locotrans.data.own import sources_of
 
 
 @pytest.fixture
@@ -130,7 +132,13 @@ def test_table_without_split(folder):
         ),
         ("path,label\napple/0.xyz,\n", "line 2: path or label is empty"),
         ("path,label,split\napple/0.xyz,a,train\napple/2.xyz,a,\n", "1 of 2 files .* say their"),
-        ("path,label,split\napple/0.xyz,a,train\n", "no files in split 'test'"),
+        ("path,label,split\napple/0.xyz,a,train\n", "no files in split 'test'; .* are train"),
+        ("path,label,split\napple/0.xyz,a,fold1\n", "no files in split 'test'; .* are fold1"),
+        ("path,label\napple,a\n", "line 2: .*apple is a folder; name the files"),
+        ("path,label\napple/0.xyz,a\napple/0.xyz,b\n", r"line 3: .* twice \(a, b\)"),
+        ("path,label\napple/0,1.xyz,a\n", "line 2 has 3 values for 2 columns"),
+        ("path,label\n", "but no rows"),
+        ("path,label,parts\napple/0.xyz,a,apple/2.xyz\napple/4.xyz,a,\n", "1 of 2 rows name no"),
         ("path,label,parts\napple/0.xyz,a,p.txt\napple/2.xyz,a,p.txt\n", "p.txt"),
     ],
 )
@@ -153,3 +161,177 @@ def test_share_is_checked(folder):
         load_dataset("folder:share=half", "train", root=folder)
     with pytest.raises(ValueError, match="up must be x, y or z"):
         load_dataset("folder:up=down", "train", root=folder, points=8)
+
+
+def test_the_seed_of_the_split_can_be_chosen_by_name(folder):
+    named = load_dataset("folder:seed=1,up=y", "train", root=folder, points=64)
+    given = load_dataset("folder:up=y", "train", root=folder, points=64, seed=1)
+    assert named.ids == given.ids != load_dataset("folder", "train", root=folder, points=64).ids
+    assert named.name == "folder:seed=1,up=y"
+    with pytest.raises(ValueError, match="seed must be a int, got 'x'"):
+        load_dataset("folder:seed=x", "train", root=folder)
+
+
+def test_a_file_gives_the_same_points_whatever_stands_beside_it(folder):
+    def plums():
+        clouds = load_dataset("folder", "train", root=folder, points=64)
+        return dict(zip(clouds.ids, clouds.points, strict=True))
+
+    before = plums()
+    np.save(folder / "apple" / "00.npy", np.random.default_rng(0).normal(size=(50, 3)))
+    after = plums()
+    both = before.keys() & after.keys()
+    assert len(both) > 20
+    assert all((before[name] == after[name]).all() for name in both)
+
+
+def test_a_seg_file_that_changes_or_comes_later_is_noticed(folder):
+    for path in folder.glob("*/*.*"):
+        path.with_suffix(".seg").write_text("0\n1\n" * 50)
+    assert load_dataset("folder", "train", root=folder, points=8).part_names == ("0", "1")
+    for path in folder.glob("*/*.seg"):
+        path.write_text("2\n-1\n" * 50)
+    clouds = load_dataset("folder", "train", root=folder, points=8)
+    assert clouds.part_names == ("0", "1", "2")
+    assert clouds.parts.unique().tolist() == [-1, 2]
+    for path in folder.glob("*/*.seg"):
+        path.unlink()
+    assert load_dataset("folder", "train", root=folder, points=8).parts is None
+    for name in "01":  # one of them is for training
+        (folder / "apple" / f"{name}.seg").write_text("0.5\n1\n" * 50)
+    with pytest.raises(ValueError, match=r"seg, value 1: 0.5 is no part"):
+        load_dataset("folder:share=0.99", "train", root=folder, points=8)
+
+
+def test_the_buffer_of_a_gltf_file_is_a_source(tmp_path):
+    path = tmp_path / "a.gltf"
+    path.write_text('{"buffers": [{"uri": "my%20a.bin"}, {"uri": "data:x"}, {"uri": "gone.bin"}]}')
+    (tmp_path / "my a.bin").write_bytes(b"0")
+    assert sources_of([Entry(path, "a")]) == [path, tmp_path / "my a.bin"]
+    path.write_text("{")
+    assert sources_of([Entry(path, "a")]) == [path]
+
+
+@pytest.mark.parametrize("label", [2_000_000_000, 3_000_000_000, -2])
+def test_labels_that_are_no_parts_do_not_stop_classification(folder, label, caplog):
+    for path in folder.glob("*/*.npy"):
+        np.savez(path.with_suffix(".npz"), points=np.load(path), label=np.full(100, label))
+        path.unlink()
+    for path in folder.glob("*/*.xyz"):
+        path.unlink()
+    clouds = load_dataset("folder", "train", root=folder, points=8)
+    assert (clouds.parts, clouds.part_names) == (None, ())
+    assert "labels of points in 12 files are no parts (-1 to 4,095)" in caplog.text
+
+
+def test_points_without_any_label_have_no_parts(folder):
+    for path in folder.glob("*/*.*"):
+        path.with_suffix(".seg").write_text("-1\n" * 100)
+    assert load_dataset("folder", "train", root=folder, points=8).parts is None
+
+
+def test_parts_of_some_files_are_said_to_be_left_out(folder, caplog):
+    for name in "01":  # one of them is for training
+        (folder / "apple" / f"{name}.seg").write_text("0\n1\n" * 50)
+    assert load_dataset("folder:share=0.99", "train", root=folder, points=8).parts is None
+    assert "of 27 files have parts" in caplog.text
+
+
+@pytest.mark.parametrize("extra", ["__MACOSX/x.ply", ".git/x.ply"])
+@pytest.mark.parametrize("names", [("train", "test"), ("training", "Testing")])
+def test_split_folders_are_no_classes(folder, extra, names):
+    for split in names:
+        for kind in ("apple", "plum"):
+            place = folder / "set" / split / kind
+            place.mkdir(parents=True)
+            np.save(place / "a.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    other = folder / "set" / extra
+    other.parent.mkdir()
+    other.write_text("")
+    clouds = load_dataset("folder", "test", root=folder / "set", points=8)
+    assert clouds.class_counts == {"apple": 1, "plum": 1}
+    (folder / "set" / "val").mkdir()
+    with pytest.raises(ValueError, match=r"val holds no folder per class; if .*set is itself"):
+        load_dataset("folder", "test", root=folder / "set", points=8)
+    (folder / "set" / "val").rmdir()
+    (folder / "set" / "notes").mkdir()
+    with pytest.raises(ValueError, match=r"named as a split, beside notes/"):
+        load_dataset("folder", "test", root=folder / "set", points=8)
+
+
+def test_one_class_is_not_taken_for_two_named_train_and_test(folder):
+    for split in ("train", "test"):
+        (folder / "apple" / split).mkdir()
+        (folder / "apple" / f"{'0' if split == 'test' else '2'}.xyz").rename(
+            folder / "apple" / split / "a.xyz"
+        )
+    with pytest.raises(ValueError, match=r"holds no folder per class; if .*apple is itself"):
+        list_folder(folder / "apple")
+
+
+@pytest.mark.parametrize("unit", [1e30, 1e-30, 1])
+def test_units_do_not_matter(tmp_path, unit):
+    cloud = np.random.default_rng(0).normal(size=(3, 40, 3)).astype(np.float32)
+    (tmp_path / "own" / "a").mkdir(parents=True)
+    for i in range(3):
+        np.save(tmp_path / "own" / "a" / f"{i}.npy", cloud[i] * np.float32(unit))
+    clouds = load_dataset("folder", "train", root=tmp_path / "own", points=8)
+    assert clouds.points.norm(dim=-1).amax(1).tolist() == pytest.approx([1, 1])
+
+
+def test_equal_points_are_reported_by_name(folder):
+    np.save(folder / "plum" / "1.npy", np.full((30, 3), 7.1))
+    with pytest.raises(ValueError, match=r"plum/1.npy: its 30 points are all the same") as caught:
+        load_dataset("folder:share=0.99", "train", root=folder, points=8)
+    assert f"`locotrans data check {folder}` names all" in str(caught.value)
+    assert "folder:skip=true leaves them out" in str(caught.value)
+
+
+def test_files_that_cannot_be_read_can_be_skipped(folder):
+    (folder / "plum" / "README.txt").write_text("about these plums\n")
+    np.save(folder / "pear" / "1.npy", np.zeros((30, 3)))
+    for _ in range(2):  # from the files, and from the cache
+        clouds = load_dataset("folder:skip=true,share=0.99", "train", root=folder, points=100)
+        assert len(clouds) == 30 - 3 + 1 - 2 == len(clouds.ids)
+        assert clouds.notes == (
+            "2 files cannot be read and are left out: pear/1.npy, plum/README.txt",
+        )
+        assert [clouds.class_names[i] for i in clouds.labels] == [
+            name.partition("/")[0] for name in clouds.ids
+        ]
+    assert clouds.name == "folder:share=0.99,skip=true"
+    with pytest.raises(ValueError, match="skip must be true or false, got 'maybe'"):
+        load_dataset("folder:skip=maybe", "train", root=folder)
+
+
+def test_linked_folders_within_a_class_are_followed(folder, tmp_path):
+    (tmp_path / "more").mkdir()
+    np.save(tmp_path / "more" / "x.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    (folder / "plum" / "linked").symlink_to(tmp_path / "more", target_is_directory=True)
+    assert len(list_folder(folder)) == 31
+
+
+def test_h5_files_of_several_clouds(folder):
+    with h5py.File(folder / "plum" / "many.h5", "w") as file:
+        file["data"] = np.random.default_rng(0).normal(size=(4, 30, 3))
+    entries = list_folder(folder)
+    assert len(entries) == 34
+    assert entries[-1].path.name == "many.h5#3"
+    table = write(folder, "path,label,split\nplum/many.h5#3,a,test\nplum/many.h5#1,b,train\n")
+    assert load_dataset("csv", "test", root=table, points=8).ids == ("plum/many.h5#3",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Path,Label,Split\napple/0.xyz,a,Train\napple/2.xyz,b,Test\n",
+        "path;label;split\napple/0.xyz;a;train\napple/2.xyz;b;test\n",
+        "path\tlabel\tsplit\napple/0.xyz\ta\ttraining\napple/2.xyz\tb\ttesting\n",
+        '"path","label","split"\r\n"apple/0.xyz","a","train"\r\n"apple/2.xyz","b","test"\r\n',
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_tables_as_programs_write_them(folder, text, encoding):
+    (folder / "shapes.csv").write_bytes(text.encode(encoding))
+    clouds = load_dataset("csv", "test", root=folder / "shapes.csv", points=8)
+    assert (clouds.ids, clouds.class_names) == (("apple/2.xyz",), ("a", "b"))

@@ -162,3 +162,13 @@ def test_protocol_none_gives_identities_and_draws_nothing():
 def test_bad_arguments_are_refused(points, call, message):
     with pytest.raises(ValueError, match=message):
         call(points)
+
+
+@pytest.mark.parametrize("exponent", [-120, -100, 20, 100, 120])
+def test_normalize_gives_the_same_bits_in_any_unit(exponent):
+    cloud = torch.randn(3, 50, 3, generator=seeded()) + 2
+    assert torch.equal(normalize(cloud * 2.0**exponent), normalize(cloud))
+    centered = cloud - cloud.mean(-2, keepdim=True)
+    centered = centered - centered.mean(-2, keepdim=True)
+    plain = centered / centered.norm(dim=-1, keepdim=True).amax(-2, keepdim=True)
+    assert torch.allclose(normalize(cloud), plain, rtol=1e-6, atol=1e-7)

@@ -6,13 +6,20 @@ depends on its name and the seed alone, so that files added later move few of th
 
 import csv
 import hashlib
+import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 SPLITS = ("train", "test")
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("val", "valid", "validation"), "val"),
+}
+"""Words for splits, in lower case, and ours."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +33,21 @@ class Entry:
 
 
 def list_folder(root: Path) -> list[Entry]:
-    """List the files of a folder per class, with their splits where folders tell them."""
+    """List the files of a folder per class, with their splits where folders tell them.
+
+    Raises:
+        ValueError: for a class without files, and where some of the folders beside each other are
+            named as splits and others are not.
+    """
     if not root.is_dir():
         raise FileNotFoundError(f"folder: {root} is not a folder; it should hold one per class")
-    tops = [path for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."]
     entries: list[Entry] = []
     empty = []
-    split_first = bool(tops) and {path.name for path in tops} <= {*SPLITS, "val"}
-    classes = [(c, top.name) for top in tops for c in _subfolders(top)] if split_first else []
-    for folder, split in classes or [(top, "") for top in tops]:
-        inner = {sub.name: sub for sub in _subfolders(folder) if sub.name in SPLITS}
+    for folder, split in _class_folders(root):
+        inner = _splits_of(folder)
         found = [
             Entry(path, folder.name, name or split)
-            for name, place in (inner or {"": folder}).items()
+            for name, place in inner or [("", folder)]
             for path in _clouds_in(place)
         ]
         entries += found
@@ -51,30 +60,129 @@ def list_folder(root: Path) -> list[Entry]:
     return entries
 
 
-def list_table(path: Path) -> list[Entry]:
-    """List the rows of a table of paths and labels."""
+def _class_folders(root: Path) -> list[tuple[Path, str]]:
+    """List the folders of classes, with the split that a folder above says."""
+    splits = _splits_of(root)
+    for _, folder in splits:
+        if not _subfolders(folder):
+            raise ValueError(
+                f"{folder} holds no folder per class; if {root} is itself a class, name the folder "
+                "above it as root"
+            )
+    if splits:
+        return [(folder, split) for split, top in splits for folder in _subfolders(top)]
+    return [(folder, "") for folder in _subfolders(root)]
+
+
+def _splits_of(folder: Path) -> list[tuple[str, Path]]:
+    """List the folders that are named as splits, if there are such."""
+    subs = _subfolders(folder)
+    named = [(SPLIT_NAMES[sub.name.lower()], sub) for sub in subs if _is_split(sub.name)]
+    others = [sub.name for sub in subs if not _is_split(sub.name)]
+    if named and others:
+        raise ValueError(
+            f"{folder} holds {named[0][1].name}/, which is named as a split, beside {others[0]}/, "
+            "which is not: keep train/ and test/ (and val/) alone there, or rename the class"
+        )
+    return named
+
+
+def _is_split(name: str) -> bool:
+    return name.lower() in SPLIT_NAMES
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file begins as a table of paths and labels does."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, skipinitialspace=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is not a readable CSV table: {error}") from None
-    columns = set(rows[0]) if rows else set()
-    if not {"path", "label"} <= columns:
-        raise ValueError(f"{path} needs a header with the columns path and label, and rows")
-    entries, absent = [], []
-    for number, row in enumerate(rows, start=2):
+        with path.open("rb") as file:
+            head = file.read(4096)
+        return {"path", "label"} <= set(_columns(_decode(head[: len(head) // 2 * 2])))
+    except (OSError, ValueError):
+        return False
+
+
+def list_table(path: Path) -> list[Entry]:
+    """List the rows of a table of paths and labels; commas, semicolons or tabs separate."""
+    from locotrans.data.readers import file_of
+
+    entries: dict[Path, Entry] = {}
+    absent, without = [], []
+    for number, row in _rows(path):
+        line = f"{path}, line {number}"
         if not row["path"] or not row["label"]:
-            raise ValueError(f"{path}, line {number}: path or label is empty")
+            raise ValueError(f"{line}: path or label is empty")
         parts = path.parent / row["parts"] if row.get("parts") else None
-        entry = Entry(path.parent / row["path"], row["label"], row.get("split") or "", parts)
-        absent += [file for file in (entry.path, parts) if file is not None and not file.exists()]
-        entries.append(entry)
+        split = (row.get("split") or "").strip()
+        split = SPLIT_NAMES.get(split.lower(), split)
+        entry = Entry(path.parent / row["path"], row["label"], split, parts)
+        if entry.path in entries:
+            other = entries[entry.path].label
+            raise ValueError(f"{line}: {row['path']} stands there twice ({other}, {entry.label})")
+        files = [file_of(file) for file in (entry.path, parts) if file is not None]
+        for file in files:
+            if file.is_dir():
+                raise ValueError(f"{line}: {file} is a folder; name the files in it, one a row")
+        absent += [file for file in files if not file.exists()]
+        without += [number] if parts is None else []
+        entries[entry.path] = entry
     if absent:
         raise FileNotFoundError(
             f"{path} names {len(absent)} files that are not there, the first is {absent[0]}; "
             "paths are relative to the table"
         )
-    return entries
+    if 0 < len(without) < len(entries):
+        raise ValueError(
+            f"{path}: {len(without)} of {len(entries)} rows name no parts, the first is line "
+            f"{without[0]}; name them in every row, or in none"
+        )
+    return list(entries.values())
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the lines of a table below its header, with their numbers."""
+    try:
+        text = _decode(path.read_bytes())
+        columns, separator = _columns(text), _separator(text)
+        if not {"path", "label"} <= set(columns):
+            raise ValueError(
+                f"needs a header with the columns path and label; it begins {text[:60]!r}"
+            )
+        reader = csv.reader(
+            io.StringIO(text, newline=""), skipinitialspace=True, delimiter=separator
+        )
+        next(reader)
+        empty = True
+        for values in reader:
+            if not values:
+                continue
+            if len(values) != len(columns):
+                raise ValueError(
+                    f"line {reader.line_num} has {len(values)} values for {len(columns)} columns; "
+                    "quote values that hold a separator"
+                )
+            empty = False
+            yield reader.line_num, dict(zip(columns, map(str.strip, values), strict=True))
+        if empty:
+            raise ValueError("has a header with the columns path and label, but no rows")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{path} is not a readable CSV table: {error}; save it as UTF-8") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _decode(data: bytes) -> str:
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    return data.decode("utf-16" if wide else "utf-8-sig")
+
+
+def _separator(text: str) -> str:
+    line = text.partition("\n")[0]
+    return max(",;\t", key=line.count)
+
+
+def _columns(text: str) -> list[str]:
+    line, separator = text.partition("\n")[0], _separator(text)
+    return [name.strip(" \"'\r").lower() for name in line.split(separator)]
 
 
 def choose_split(
@@ -99,7 +207,9 @@ def choose_split(
             picked = files[:cut] if split == "train" else files[cut:]
             chosen += sorted(picked, key=lambda entry: entry.path)
     if not chosen:
-        raise ValueError(f"{folder} has no files in split {split!r}; add some, or change share")
+        known = ", ".join(sorted({entry.split for entry in entries} - {""}))
+        remedy = f"the splits there are {known}" if marked else "add some, or change share"
+        raise ValueError(f"{folder} has no files in split {split!r}; {remedy}")
     return chosen
 
 
@@ -109,16 +219,54 @@ def _rank(path: Path, folder: Path, seed: int) -> bytes:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
+    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not _hidden(path.name)]
+
+
+def _hidden(name: str) -> bool:
+    """Whether a file or folder is a program's own, such as what macOS packs into archives."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _clouds_in(folder: Path) -> list[Path]:
-    """List the files of known formats below a folder; links to folders are not followed."""
+    """List the clouds below a folder; a file of several gives each of them."""
+    from locotrans.data.readers import clouds_of
+
+    return [cloud for path in sorted(walk(folder)) for cloud in clouds_of(path)]
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield the files of known formats below a folder, also along links, but no folder twice.
+
+    A folder that cannot be listed comes out as if it were a file, to be reported as unreadable.
+    """
     from locotrans.data.readers import FORMATS
 
-    known = {"." + str(suffix).lstrip(".") for suffix in FORMATS}
-    found = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name[0] != "."]
-        found += [Path(place, name) for name in files if name[0] != "."]
-    return sorted(path for path in found if path.suffix.lower() in known)
+    unlisted: list[Path] = []
+
+    def note(error: OSError) -> None:
+        unlisted.append(Path(error.filename))
+
+    visited: set[tuple[int, int]] = set()
+    for here, folders, files in os.walk(folder, followlinks=True, onerror=note):
+        visited.add(_identity(here))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not _hidden(name) and not _seen(os.path.join(here, name), visited)  # noqa: PTH118
+        )
+        for name in sorted(files):
+            if name.lower().endswith(FORMATS) and not _hidden(name):
+                yield Path(here, name)
+    yield from unlisted
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    status = Path(folder).stat()
+    return status.st_dev, status.st_ino
+
+
+def _seen(folder: str, visited: Collection[tuple[int, int]]) -> bool:
+    try:
+        return _identity(folder) in visited
+    except OSError:  # a link to nowhere, or into a folder that is closed to us
+        return False

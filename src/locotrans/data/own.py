@@ -5,10 +5,14 @@ Files may be of any format that `read_cloud` knows; meshes are sampled.
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
+from locotrans.data.cloud import Cloud
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import SPLITS, Entry, choose_split, list_folder, list_table
@@ -25,6 +29,8 @@ from locotrans.data.roots import check_split, data_root, read_lines
 
 KEEP = 8192
 """Points that are kept of each file, unless more are asked for."""
+MOST_PARTS = 4096
+"""Labels of points beyond this are not numbers of parts."""
 
 
 @register_dataset("folder")
@@ -37,6 +43,7 @@ def load_folder(
     seed: int = 0,
     up: str = "z",
     share: float = 0.8,
+    skip: bool = False,
 ) -> CloudSet:
     """Load a folder per class: ``chair/*.ply``, ``chair/train/*.ply`` or ``train/chair/*.ply``.
 
@@ -48,9 +55,9 @@ def load_folder(
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where no folders say which.
+        skip: Leave out files that cannot be read, instead of raising an error.
     """
-    folder = data_root(root)
-    return load_entries("folder", folder, list_folder(folder), split, points, seed, up, share)
+    return load_entries("folder", entries_of("folder", root), split, points, seed, up, share, skip)
 
 
 @register_dataset("csv")
@@ -63,6 +70,7 @@ def load_csv(
     seed: int = 0,
     up: str = "z",
     share: float = 0.8,
+    skip: bool = False,
 ) -> CloudSet:
     """Load a table with a header: ``path,label`` and perhaps ``split`` and ``parts``.
 
@@ -76,88 +84,201 @@ def load_csv(
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where the table has no ``split``.
+        skip: Leave out files that cannot be read, instead of raising an error.
     """
-    table = data_root(root)
-    if table.is_dir():
-        tables = sorted(table.glob("*.csv"))
+    return load_entries("csv", entries_of("csv", root), split, points, seed, up, share, skip)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a data set, and the folder that their names are relative to."""
+
+    root: Path
+    """What the user named."""
+    folder: Path
+    entries: Sequence[Entry]
+
+
+def entries_of(name: str, root: Path | None) -> Listing:
+    """List the files of a "folder" or a "csv"."""
+    place = data_root(root)
+    if name == "folder":
+        return Listing(place, place, list_folder(place))
+    if place.is_dir():
+        tables = sorted(place.glob("*.csv"))
         if len(tables) != 1:
-            raise FileNotFoundError(f"{table} holds {len(tables)} .csv files; name one as root")
-        table = tables[0]
-    entries = list_table(table)
-    return load_entries("csv", table.parent, entries, split, points, seed, up, share)
+            raise FileNotFoundError(f"{place} holds {len(tables)} .csv files; name one as root")
+        place = tables[0]
+    return Listing(place, place.parent, list_table(place))
 
 
 def load_entries(
     name: str,
-    folder: Path,
-    entries: Sequence[Entry],
+    listing: Listing,
     split: str,
     points: int,
     seed: int,
     up: str,
     share: float,
+    skip: bool,
 ) -> CloudSet:
     """Load the files of a split; class names come from all entries, so splits agree on them."""
+    folder, entries = listing.folder, listing.entries
     check_split(name, split, sorted({*SPLITS, *(entry.split for entry in entries)} - {""}))
     labels = {entry.label for entry in entries}
     numeric = all(label.isdecimal() for label in labels)
     names = sorted(labels, key=lambda label: (int(label) if numeric else 0, label))
     mine = choose_split(entries, folder, split, seed, share)
-    paths = [entry.path for entry in mine]
-    sources = paths + [entry.parts for entry in mine if entry.parts is not None]
-    by_path = {entry.path: entry for entry in mine}
-    keep = max(points, KEEP)
-
-    def read() -> Ragged:
-        holes: list[int] = []
-        ragged = read_files(paths, lambda path: read_entry(by_path[path], keep, seed, holes))
-        if sum(holes):
-            log.warning("%s (%s): %s nan points of scans are left out", name, split, sum(holes))
-        return ragged
-
-    ragged = prepared(f"{name}-{split}-{keep}-{seed}-{share}", folder, sources, read)
-    clouds = resample(ragged, points, seed=seed)
+    ragged = read_split(name, listing, split, mine, max(points, KEEP), seed, share, skip)
+    sizes = ragged.offsets.diff()
+    rows = sizes.nonzero().flatten().tolist()  # the others were skipped
+    clouds = resample(ragged, points, rows=rows, seed=seed, by_place=False)
+    parts = clouds.parts
+    count = 0 if parts is None else int(parts.max()) + 1
     names_file = folder / "part_names.txt"
-    count = 0 if clouds.parts is None else int(clouds.parts.max()) + 1
-    few = int((ragged.offsets.diff() < points).sum())
+    ids = [os.path.relpath(entry.path, folder) for entry in mine]
+    notes = []
+    few = int((sizes[rows] < points).sum())
+    if few:
+        notes.append(f"{few:,} files have fewer than {points:,} points and repeat some")
+    left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
+    if left:
+        notes.append(f"{len(left):,} files cannot be read and are left out: {', '.join(left)}")
     return CloudSet(
         name=name,
         split=split,
         up=as_axis(up),
         points=normalized(clouds.points),
-        labels=torch.tensor([names.index(entry.label) for entry in mine]),
+        labels=torch.tensor([names.index(mine[row].label) for row in rows]),
         class_names=tuple(names),
         normals=clouds.normals,
         colors=clouds.colors,
-        parts=clouds.parts,
+        parts=parts if count else None,
         part_names=tuple(read_lines(names_file) if names_file.exists() else map(str, range(count))),
-        ids=tuple(os.path.relpath(path, folder) for path in paths),
-        notes=(f"{few:,} files have fewer than {points:,} points and repeat some",) if few else (),
+        ids=tuple(ids[row] for row in rows),
+        notes=tuple(notes),
     )
 
 
-def read_entry(entry: Entry, keep: int, seed: int, holes: list[int]) -> Ragged:
-    """Read a file, at most ``keep`` of its points, with its parts if it has any.
+def read_split(
+    name: str,
+    listing: Listing,
+    split: str,
+    mine: Sequence[Entry],
+    keep: int,
+    seed: int,
+    share: float,
+    skip: bool,
+) -> Ragged:
+    """Read the files of a split, or take them from the prepared cache."""
+    paths = [entry.path for entry in mine]
+    by_path = {entry.path: entry for entry in mine}
+    remedy = f"`locotrans data check {listing.root}` names all; {name}:skip=true leaves them out"
 
-    How many of its points are nan alone, and left out, is appended to ``holes``.
-    """
+    def read() -> Ragged:
+        found = Findings()
+        ragged = read_files(
+            paths,
+            lambda path: read_entry(by_path[path], keep, seed, found),
+            skip=skip,
+            remedy=remedy,
+        )
+        for remark in found.remarks():
+            log.warning("%s (%s): %s", name, split, remark)
+        return ragged
+
+    key = f"{name}-{split}-{keep}-{seed}-{share}" + ("-skip" if skip else "")
+    return prepared(key, listing.folder, sources_of(mine), read)
+
+
+def sources_of(entries: Sequence[Entry]) -> list[Path]:
+    """List every file that the entries depend on, each once."""
+    from locotrans.data.readers import buffers_of, file_of
+
+    sources: dict[Path, None] = {}
+    for entry in entries:
+        file = file_of(entry.path)
+        beside = entry.parts or entry.path.with_suffix(".seg")
+        more = [beside] if beside.exists() else []
+        sources.update(dict.fromkeys([file, *more, *buffers_of(file)]))
+    return list(sources)
+
+
+@dataclass
+class Findings:
+    """What is worth a word about the files of a split, once they are read."""
+
+    files: int = 0
+    holes: int = 0
+    """Points of nan alone."""
+    labelled: int = 0
+    """Files whose points have parts."""
+    foreign: int = 0
+    """Files whose points have labels that are no parts."""
+
+    def remarks(self) -> list[str]:
+        """Say it."""
+        said = []
+        if self.holes:
+            said.append(f"{self.holes:,} nan points of scans are left out")
+        if self.foreign:
+            said.append(
+                f"labels of points in {self.foreign:,} files are no parts (-1 to "
+                f"{MOST_PARTS - 1:,}) and are left out"
+            )
+        if 0 < self.labelled < self.files:
+            said.append(
+                f"{self.labelled:,} of {self.files:,} files have parts; for want of the others "
+                "they are left out"
+            )
+        return said
+
+
+def read_entry(entry: Entry, keep: int, seed: int, found: Findings) -> Ragged:
+    """Read a file, at most ``keep`` of its points, with its parts if it has any."""
     from locotrans.data.readers import read_cloud
 
     cloud = read_cloud(entry.path, samples=keep, seed=seed)
-    holes.append(cloud.holes)
-    parts = cloud.labels
-    beside = entry.parts or entry.path.with_suffix(".seg")
-    if entry.parts is not None or beside.exists():
-        parts = torch.from_numpy(read_table(beside, 1)[:, 0]).long()
-        if len(parts) != len(cloud):
-            raise ValueError(
-                f"{beside} has {len(parts)} lines for the {len(cloud)} points of {entry.path}"
-            )
-    if parts is not None and int(parts.min()) < 0:
-        raise ValueError(f"{entry.path} has a part number below 0")
+    check_extent(entry.path, cloud.points)
+    parts = _read_parts(entry, cloud)
+    if parts is None and cloud.labels is not None:
+        low, high = cloud.labels.aminmax()
+        parts = cloud.labels if low >= -1 and high < MOST_PARTS else None
+        found.foreign += parts is None
+    found.files += 1
+    found.holes += cloud.holes
+    found.labelled += parts is not None
     whole = Ragged.of(cloud.points, cloud.normals, cloud.colors, parts)
     if len(cloud) <= keep:
         return whole
     some = resample(whole, keep, seed=seed)
     kept = [None if t is None else t[0] for t in (some.normals, some.colors, some.parts)]
     return Ragged.of(some.points[0], *kept)
+
+
+def check_extent(path: Path, points: Tensor) -> None:
+    """Refuse a cloud whose points differ by no more than rounding."""
+    wide = points.double()
+    middle = wide.mean(0)
+    if not (wide - middle).norm(dim=1).max() > 1e-6 * middle.abs().max():
+        raise ValueError(f"{path}: its {len(points)} points are all the same: leave the file out")
+
+
+def _read_parts(entry: Entry, cloud: Cloud) -> Int[Tensor, "n"] | None:
+    """Read the parts from the file that is named for them, or that lies beside the cloud."""
+    beside = entry.parts or entry.path.with_suffix(".seg")
+    if entry.parts is None and not beside.exists():
+        return None
+    numbers = torch.from_numpy(read_table(beside, 1)[:, 0])
+    if len(numbers) != len(cloud):
+        raise ValueError(
+            f"{beside} has {len(numbers)} lines for the {len(cloud)} points of {entry.path}"
+        )
+    wrong = (numbers < -1) | (numbers >= MOST_PARTS) | (numbers != numbers.floor())
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{beside}, value {row + 1}: {numbers[row]:g} is no part; parts are whole numbers up "
+            f"to {MOST_PARTS - 1:,}, and -1 where none is known"
+        )
+    return numbers.long()

@@ -15,6 +15,17 @@ from locotrans.data.cache import cached
 from locotrans.data.transforms import normalize
 
 CHUNK = 32  # clouds at a time; all at once, memory is what takes the time
+LARGE = 2**17  # points of a cloud from which a permutation of all of them would take long
+
+
+class UnreadableFilesError(ValueError):
+    """Some of many files cannot be read; ``reasons`` has one for each."""
+
+    def __init__(self, reasons: Sequence[str], total: int, remedy: str = "") -> None:
+        some = "; ".join(reasons[:3]) + ("; ..." if len(reasons) > 3 else "")
+        text = f"{len(reasons):,} of {total:,} files cannot be read: {some}"
+        super().__init__(f"{text} ({remedy})" if remedy else text)
+        self.reasons = tuple(reasons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +55,11 @@ class Ragged:
 
     @classmethod
     def join(cls, clouds: Sequence["Ragged"]) -> "Ragged":
-        """Put several behind each other; a field that one of them lacks is left out."""
+        """Put several behind each other; a field that one with points lacks is left out."""
         sizes = torch.cat([cloud.offsets.diff() for cloud in clouds])
         joined: dict[str, Tensor] = {}
         for name in ("points", "normals", "colors", "parts"):
-            values = [getattr(cloud, name) for cloud in clouds]
+            values = [getattr(cloud, name) for cloud in clouds if len(cloud.points)]
             if all(value is not None for value in values):
                 joined[name] = torch.cat(values)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
@@ -80,6 +91,7 @@ def resample(
     rows: Sequence[int] | None = None,
     order: Literal["first", "random"] = "random",
     seed: int = 0,
+    by_place: bool = True,
 ) -> Clouds:
     """Take ``points`` points of each cloud; a smaller cloud repeats some of its own.
 
@@ -90,6 +102,8 @@ def resample(
         order: "first" takes the first points; "random" draws without replacement, from a stream
             of the seed and the cloud's place in ``ragged`` alone.
         seed: Seed of that.
+        by_place: Whether the place matters; otherwise a cloud gives the same points wherever it
+            stands, by `draw`.
 
     Degenerate: a cloud of fewer points gives each of them floor or ceil(points / size) times.
     """
@@ -100,10 +114,10 @@ def resample(
     index = np.empty((len(chosen), points), np.int64)
     for place, row in enumerate(chosen):
         if order == "first":
-            picked = np.arange(min(points, sizes[row]))
+            picked = np.resize(np.arange(min(points, sizes[row])), points)
         else:
-            picked = np.random.default_rng([seed, row]).permutation(sizes[row])[:points]
-        index[place] = starts[row] + np.resize(picked, points)
+            picked = draw(sizes[row], points, seed, row if by_place else 0)
+        index[place] = starts[row] + picked
     flat = torch.from_numpy(index)
     return Clouds(
         points=ragged.points[flat],
@@ -111,6 +125,14 @@ def resample(
         colors=None if ragged.colors is None else ragged.colors[flat],
         parts=None if ragged.parts is None else ragged.parts[flat].long(),
     )
+
+
+def draw(size: int, points: int, seed: int, place: int = 0) -> Int[np.ndarray, "points"]:
+    """Draw points of a cloud without replacement; a smaller cloud repeats some of its own."""
+    rng = np.random.default_rng([seed, place])
+    if size > LARGE and size > 2 * points:
+        return rng.choice(size, points, replace=False)
+    return np.resize(rng.permutation(size)[:points], points)
 
 
 def _cut(ragged: Ragged, size: int, points: int) -> Clouds:
@@ -148,11 +170,19 @@ def prepared(key: str, folder: Path, sources: Sequence[Path], read: Callable[[],
         ) from None
 
 
-def read_files(paths: Sequence[Path], read: Callable[[Path], Ragged]) -> Ragged:
+def read_files(
+    paths: Sequence[Path], read: Callable[[Path], Ragged], *, skip: bool = False, remedy: str = ""
+) -> Ragged:
     """Read files one by one and join them.
 
+    Args:
+        paths: The files.
+        read: Reads one of them.
+        skip: Let files that cannot be read be clouds of no point, unless there are no others.
+        remedy: What a user can do about such files.
+
     Raises:
-        ValueError: when any cannot be read, with their number and the first three reasons.
+        UnreadableFilesError: when any cannot be read, with their number and three reasons.
     """
     clouds, reasons = [], []
     for path in paths:
@@ -160,9 +190,9 @@ def read_files(paths: Sequence[Path], read: Callable[[Path], Ragged]) -> Ragged:
             clouds.append(read(path))
         except (ValueError, OSError) as error:
             reasons.append(str(error))
-    if reasons:
-        first = "; ".join(reasons[:3])
-        raise ValueError(f"{len(reasons):,} of {len(paths):,} files cannot be read: {first}")
+            clouds.append(Ragged.of(np.empty((0, 3))))
+    if reasons and (not skip or len(reasons) == len(paths)):
+        raise UnreadableFilesError(reasons, len(paths), remedy)
     return Ragged.join(clouds)
 
 

@@ -1,7 +1,7 @@
 """Data sets by name: a loader is a function, and registering it is one decorator.
 
 A name may carry settings after a colon: a bare word is the variant, the rest are KEY=VALUE, as in
-``scanobjectnn:pb_t50_rs`` or ``folder:up=y,share=0.7``. So a config file, a checkpoint and a record
+``scanobjectnn:pb_t50_rs`` or ``folder:up=y,seed=3``. So a config file, a checkpoint and a record
 say with one string which data were used.
 """
 
@@ -37,6 +37,7 @@ class Loader(Protocol):
 
 _LOADERS: dict[str, Loader] = {}
 L = TypeVar("L", bound=Loader)
+T = TypeVar("T")
 
 
 def register_dataset(name: str) -> Callable[[L], L]:
@@ -76,7 +77,8 @@ def load_dataset(
         points: Points of each shape.
         shapes: How many shapes; None takes all, or for a generated set the usual number. Of files
             it is a random choice by ``seed``, in the order of the files.
-        seed: Seed of whatever the set draws at random.
+        seed: Seed of whatever the set draws at random; a seed in the name, as in
+            ``folder:seed=3``, goes before.
         **settings: Settings of the data set, such as ``up="y"``; they override the name's.
     """
     base, options = parse_name(name)
@@ -88,11 +90,13 @@ def load_dataset(
         raise ValueError(f"points must be at least 1, got {points}")
     if shapes is not None and shapes < 1:
         raise ValueError(f"shapes must be at least 1, got {shapes}")
+    seed = _as_type(base, "seed", options.pop("seed", seed), seed)
     typed = _typed_settings(base, {**options, **settings})
     folder = None if root is None else Path(root)
     loader: Callable[..., CloudSet] = _LOADERS[base]
     clouds = loader(split, root=folder, points=points, shapes=shapes, seed=seed, **typed)
-    kept = [f"{key}={value}" for key, value in sorted(typed.items()) if key != "variant"]
+    shown = {**typed, **({"seed": seed} if "seed" in parse_name(name)[1] else {})}
+    kept = [f"{key}={_as_text(value)}" for key, value in sorted(shown.items()) if key != "variant"]
     if kept:
         joint = "," if ":" in clouds.name else ":"
         clouds = replace(clouds, name=f"{clouds.name}{joint}{','.join(kept)}")
@@ -120,14 +124,27 @@ def _typed_settings(name: str, options: dict[str, Any]) -> dict[str, Any]:
     defaults = {key: p.default for key, p in parameters.items() if key not in COMMON}
     for key, value in options.items():
         if key not in defaults:
-            known = ", ".join(defaults) or "none"
+            known = ", ".join([*defaults, "seed"])
             raise ValueError(f"{name} has no setting {key!r} (got {value!r}); it has: {known}")
-        try:
-            options[key] = type(defaults[key])(value)
-        except (TypeError, ValueError):
-            kind = type(defaults[key]).__name__
-            raise ValueError(f"{name}: {key} must be a {kind}, got {value!r}") from None
+        options[key] = _as_type(name, key, value, defaults[key])
     return options
+
+
+def _as_type(name: str, key: str, value: Any, like: T) -> T:
+    """Give a setting the type of its default."""
+    if isinstance(like, bool) and _as_text(value) in ("true", "false"):
+        return type(like)(_as_text(value) == "true")
+    try:
+        if isinstance(like, bool):
+            raise ValueError
+        return type(like)(value)  # type: ignore[call-arg]
+    except (TypeError, ValueError):
+        kind = "true or false" if isinstance(like, bool) else f"a {type(like).__name__}"
+        raise ValueError(f"{name}: {key} must be {kind}, got {value!r}") from None
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _some(clouds: CloudSet, shapes: int, seed: int) -> CloudSet:

@@ -23,7 +23,10 @@ def normalize(points: Float[Tensor, "*batch n 3"]) -> Float[Tensor, "*batch n 3"
     Symmetry: invariant under translation and scaling, equivariant under O(3).
     Degenerate: a cloud of equal points becomes all zeros.
     """
-    points = center(points)
+    # in units of a power of two, which changes no bit of the result: squares stay within range
+    extent = points.detach().abs().amax(dim=(-2, -1), keepdim=True)
+    exponent = torch.frexp(extent).exponent.clamp(-125, 125)
+    points = center(points / torch.ldexp(torch.ones_like(extent), exponent))
     radius = safe_length(points).amax(dim=-2, keepdim=True)
     return points / torch.where(radius > 0, radius, 1.0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from locotrans.data.cloud import Cloud
-from locotrans.data.readers.gltf import read_gltf
-from locotrans.data.readers.hdf5 import read_hdf5
+from locotrans.data.readers.gltf import buffers_of, read_gltf
+from locotrans.data.readers.hdf5 import clouds_of, read_hdf5
 from locotrans.data.readers.las import read_las
 from locotrans.data.readers.meshes import sample_mesh
 from locotrans.data.readers.npy import read_npy, read_npz
@@ -17,11 +17,19 @@ from locotrans.data.readers.off import read_off
 from locotrans.data.readers.pcd import read_pcd
 from locotrans.data.readers.ply import read_ply
 from locotrans.data.readers.raw import Raw, finish
-from locotrans.data.readers.source import ReadError, Source, open_source
+from locotrans.data.readers.source import ReadError, Source, file_of, open_source
 from locotrans.data.readers.stl import read_stl
 from locotrans.data.readers.xyz import read_xyz
 
-__all__ = ["FORMATS", "ReadError", "read_cloud", "read_mesh"]
+__all__ = [
+    "FORMATS",
+    "ReadError",
+    "buffers_of",
+    "clouds_of",
+    "file_of",
+    "read_cloud",
+    "read_mesh",
+]
 
 _READERS: dict[str, Callable[[Source], Raw]] = {
     ".ply": read_ply,

@@ -1,7 +1,7 @@
 """glTF scenes: glb, and gltf with the files it names beside it."""
 
 import json
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -44,6 +44,18 @@ def read_gltf(source: Source) -> Raw:
         problem = (str(error).splitlines() or [""])[0][:200]
         raise source.error(f"is damaged glTF ({type(error).__name__}: {problem})") from None
     return _join(source, pieces)
+
+
+def buffers_of(path: Path) -> list[Path]:
+    """List the files that a gltf file names and that lie beside it; none of any other file."""
+    if path.suffix.lower() != ".gltf":
+        return []
+    try:
+        names = [buffer.get("uri", "data:") for buffer in json.loads(path.read_bytes())["buffers"]]
+        found = [path.parent / unquote(name) for name in names if not name.startswith("data:")]
+        return [file for file in found if file.is_file()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return []  # reading it will tell
 
 
 def _parse(source: Source) -> tuple[str, dict[str, Any]]:

@@ -1,10 +1,14 @@
 """HDF5 files of one cloud, or of many with an index: ``file.h5#12``."""
 
+from pathlib import Path
 from typing import Any
 
 from locotrans.data.readers.arrays import POINTS, SEGMENTS, choose, from_arrays
 from locotrans.data.readers.raw import Array, Raw
 from locotrans.data.readers.source import ReadError, Source
+
+MOST_CLOUDS = 10**6
+"""Beyond this, a file is not listed cloud by cloud."""
 
 
 def read_hdf5(source: Source) -> Raw:
@@ -30,6 +34,25 @@ def read_hdf5(source: Source) -> Raw:
     except Exception as error:  # h5py gives errors of the C library as any of a dozen types
         problem = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise source.error(f"is a damaged HDF5 file ({problem})") from None
+
+
+def clouds_of(path: Path) -> list[Path]:
+    """List the clouds of an h5 file of several: ``many.h5#0`` and so on.
+
+    Any other file is one cloud, also one that cannot be read: that shows when it is read.
+    """
+    import h5py
+
+    if path.suffix.lower() not in (".h5", ".hdf5"):
+        return [path]
+    try:
+        with h5py.File(path, "r") as file:
+            name = next(name for name in POINTS if name in file and _is_plain(h5py, file, name))
+            shape = file[name].shape
+    except Exception:  # h5py gives errors of the C library as any of a dozen types
+        return [path]
+    several = len(shape) == 3 and 1 < shape[0] <= MOST_CLOUDS
+    return [path.with_name(f"{path.name}#{i}") for i in range(shape[0])] if several else [path]
 
 
 def _is_plain(h5py: Any, file: Any, name: str) -> bool:

@@ -10,6 +10,9 @@ AGAIN = "fetch or write it again"
 """What to do about a damaged file."""
 
 
+INDEXED = re.compile(r"(.+\.(?:h5|hdf5))#(\d{1,9})", re.IGNORECASE)
+
+
 class ReadError(ValueError):
     """A file cannot be read: the message names the file, what is wrong and what to do."""
 
@@ -48,10 +51,16 @@ class Source:
             )
 
 
+def file_of(path: Path) -> Path:
+    """Return the file that a path lies in: ``many.h5`` for ``many.h5#12``."""
+    match = INDEXED.fullmatch(path.name)
+    return path.with_name(match[1]) if match and not path.exists() else path
+
+
 def open_source(path: Path, max_bytes: int) -> Source:
     """Find the file of ``path``, which may end in ``.h5#12``."""
     file, index = path, None
-    match = re.fullmatch(r"(.+\.(?:h5|hdf5))#(\d{1,9})", path.name, re.IGNORECASE)
+    match = INDEXED.fullmatch(path.name)
     try:
         if match and not path.exists():
             file, index = path.with_name(match[1]), int(match[2])

@@ -1,9 +1,10 @@
 """Which files a list of paths means."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
+from locotrans.data.listing import walk
 from locotrans.training.predict.output import COLUMNS
 
 TABLE = ",".join(COLUMNS).encode()
@@ -17,7 +18,8 @@ def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ())
 
     A folder gives what it holds at any depth, in sorted order: files of a known format whose name
     does not begin with a dot, and which `predict` or `embed` did not write. What is named outright
-    is taken as it is, whatever its name; whether it can be read shows when it is read.
+    is taken as it is, whatever its name; whether it can be read shows when it is read. An h5 file
+    of several clouds gives each of them, as ``many.h5#0`` and so on.
 
     Args:
         paths: files and folders.
@@ -26,29 +28,26 @@ def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ())
     Raises:
         ValueError: if there is nothing to read, or if an output would replace what is read.
     """
-    from locotrans.data.readers import FORMATS
+    from locotrans.data.readers import FORMATS, clouds_of, file_of
 
-    suffixes = tuple(f".{suffix.lstrip('.')}" for suffix in FORMATS)
     named = [Path(path) for path in paths]
     found: dict[Path, None] = {}  # in order, without repetition
     for path in named:
-        if path.is_dir():
-            found.update((file, None) for file in _inside(path, suffixes) if not _is_output(file))
-        else:
-            found[path] = None
+        files = (file for file in walk(path) if not _is_output(file)) if path.is_dir() else [path]
+        found.update((cloud, None) for file in files for cloud in clouds_of(file))
     if not found:
         if not named:
             raise ValueError("nothing to read: name files or folders")
         where = " ".join(str(path) for path in named)
         raise ValueError(
-            f"no file of a known format in {where}; known are {' '.join(sorted(suffixes))}"
+            f"no file of a known format in {where}; known are {' '.join(sorted(FORMATS))}"
         )
     written = [path for path in outputs if path is not None]
     places = {os.path.realpath(path): path for path in written}
     if len(places) < len(written):
         raise ValueError(f"{written[0]} cannot hold both results; name two files")
     for path in found if places else ():
-        if os.path.realpath(path) in places:
+        if os.path.realpath(file_of(path)) in places:
             raise ValueError(f"the result would replace {path}, which is read; name another file")
     return list(found)
 
@@ -63,39 +62,3 @@ def _is_output(path: Path) -> bool:
     except OSError:
         return False  # reading it will tell
     return head.startswith(TABLE) or head[30:].startswith(ARRAYS)
-
-
-def _inside(folder: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Walk through a folder, also along links, but into no folder twice.
-
-    A folder that cannot be listed comes out as if it were a file, to be reported as unreadable.
-    """
-    unlisted: list[Path] = []
-
-    def note(error: OSError) -> None:
-        unlisted.append(Path(error.filename))
-
-    visited: set[tuple[int, int]] = set()
-    for here, folders, files in os.walk(folder, followlinks=True, onerror=note):
-        visited.add(_identity(here))
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith(".") and not _seen(os.path.join(here, name), visited)  # noqa: PTH118
-        )
-        for name in sorted(files):
-            if name.lower().endswith(suffixes) and not name.startswith("."):
-                yield Path(here, name)
-    yield from unlisted
-
-
-def _identity(folder: str) -> tuple[int, int]:
-    status = Path(folder).stat()
-    return status.st_dev, status.st_ino
-
-
-def _seen(folder: str, visited: Collection[tuple[int, int]]) -> bool:
-    try:
-        return _identity(folder) in visited
-    except OSError:  # a link to nowhere, or into a folder that is closed to us
-        return False

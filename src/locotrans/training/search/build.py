@@ -95,10 +95,12 @@ def stamps_of(folder: Path, files: Iterable[Path]) -> dict[str, tuple[int, int]]
 
     A file that is gone by now is left out; one that cannot be read shows when it is read.
     """
+    from locotrans.data.readers import file_of
+
     stamps = {}
     for file in files:
         try:
-            status = file.stat()
+            status = file_of(file).stat()
         except OSError:
             continue
         stamps[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
