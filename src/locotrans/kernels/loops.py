@@ -35,10 +35,9 @@ def select(distances, absolute, relative, k, out):
     rows, n = distances.shape
     whole = n // BLOCK
     minima = np.empty(whole + 1, np.float32)
-    near = np.empty(k, np.float32)
     values, places = np.empty(n, np.float32), np.empty(n, np.int32)
     for r in range(rows):
-        row = distances[r]
+        row, chosen = distances[r], out[r]
         for block in range(whole):
             part = row[block * BLOCK : (block + 1) * BLOCK]
             least = part[0]
@@ -48,17 +47,16 @@ def select(distances, absolute, relative, k, out):
         minima[whole] = -np.inf  # the rest, if there is one, is looked at
         bound = np.float32(np.inf)
         if whole >= k:
-            bound = _kth(minima, whole, near, k)
+            bound = _kth(minima, whole, k)
             bound += absolute[r] + relative * bound
         count = 0
         for block in range(whole + 1):
             if minima[block] <= bound:
                 for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
-                    if row[i] <= bound:
-                        values[count] = row[i]
-                        places[count] = i
-                        count += 1
-        kth = _kth(values, count, near, k)
+                    values[count] = row[i]
+                    places[count] = i
+                    count += row[i] <= bound  # without a branch, which could not be foreseen
+        kth = _kth(values, count, k)
         slack = absolute[r] + relative * kth
         low, high = kth - slack, kth + slack
         ties = k  # places for those that are tied
@@ -66,28 +64,26 @@ def select(distances, absolute, relative, k, out):
             ties -= values[i] < low
         place = 0
         for i in range(count):
-            if values[i] < low:
-                out[r, place] = places[i]
+            tied = low <= values[i] <= high
+            if values[i] < low or (tied and ties > 0):
+                chosen[place] = places[i]
                 place += 1
-            elif values[i] <= high and ties > 0:
-                out[r, place] = places[i]
-                place += 1
-                ties -= 1
+            ties -= tied
 
 
 @loop
-def _kth(values, count, near, k):
-    """Return the k-th smallest of the first values; ``near`` is overwritten."""
-    near[:] = np.inf
+def _kth(values, count, k):
+    """Return the k-th smallest of the first values, by counting how many are no larger."""
+    best = np.float32(np.inf)
     for i in range(count):
         value = values[i]
-        if value < near[k - 1]:
-            place = k - 1
-            while place > 0 and near[place - 1] > value:
-                near[place] = near[place - 1]
-                place -= 1
-            near[place] = value
-    return near[k - 1]
+        if value < best:
+            no_larger = 0
+            for j in range(count):
+                no_larger += values[j] <= value
+            if no_larger >= k:
+                best = value
+    return best
 
 
 @loop
@@ -99,12 +95,12 @@ def point_distances(points, rows, out):
         rows: index of the first point.
         out: (m, n), the distances of m points from there on.
     """
-    x, y, z = points
+    x, y, z = points[0], points[1], points[2]
     for r in range(len(out)):
-        x0, y0, z0 = x[rows + r], y[rows + r], z[rows + r]
-        for i in range(len(x)):
+        x0, y0, z0, row = x[rows + r], y[rows + r], z[rows + r], out[r]
+        for i in range(len(row)):
             dx, dy, dz = x[i] - x0, y[i] - y0, z[i] - z0
-            out[r, i] = np.sqrt(dx * dx + dy * dy + dz * dz)
+            row[i] = np.sqrt(dx * dx + dy * dy + dz * dz)
 
 
 @loop
@@ -169,6 +165,7 @@ def vn_points(pq, offset, n, scale, shift, out, start, stop):
     step = 0 if pq.shape[2] == d + 1 else 1
     for r in range(start, stop):
         x, y, z = pq[r, 0], pq[r, 1], pq[r, 2]
+        out_x, out_y, out_z = out[r, 0], out[r, 1], out[r, 2]
         base = offset[r // n]
         x_0, y_0, z_0 = base[0], base[1], base[2]
         for c in range(d):
@@ -180,9 +177,9 @@ def vn_points(pq, offset, n, scale, shift, out, start, stop):
             along = factor * (px * qx + py * qy + pz * qz)
             squared = qx * qx + qy * qy + qz * qz + EPS
             back = (np.float32(1) - SLOPE) * min(along, np.float32(0)) / squared
-            out[r, 0, c] = factor * px - back * qx
-            out[r, 1, c] = factor * py - back * qy
-            out[r, 2, c] = factor * pz - back * qz
+            out_x[c] = factor * px - back * qx
+            out_y[c] = factor * py - back * qy
+            out_z[c] = factor * pz - back * qz
 
 
 @loop
@@ -190,14 +187,14 @@ def edge_max(u, w, index, out, start, stop):
     """Write the leaky ReLU of ``max_j u_j + w_r``."""
     d, k = out.shape[1], index.shape[1]
     for r in range(start, stop):
-        best = out[r]
+        best, offset = out[r], w[r]
         best[:] = u[index[r, 0]]
         for e in range(1, k):
             row = u[index[r, e]]
             for c in range(d):
                 best[c] = max(best[c], row[c])
         for c in range(d):
-            x = best[c] + w[r, c]
+            x = best[c] + offset[c]
             best[c] = max(x, SLOPE * x)
 
 
@@ -216,7 +213,7 @@ def frame_max(points, matrix, w, index, out, start, stop):
     """
     d, k = out.shape[1], index.shape[1]
     for r in range(start, stop):
-        best, mx, my, mz = out[r], matrix[r, 0], matrix[r, 1], matrix[r, 2]
+        best, offset, mx, my, mz = out[r], w[r], matrix[r, 0], matrix[r, 1], matrix[r, 2]
         best[:] = -np.inf
         for e in range(k):
             j = index[r, e]
@@ -226,7 +223,7 @@ def frame_max(points, matrix, w, index, out, start, stop):
             for c in range(d):
                 best[c] = max(best[c], x * mx[c] + y * my[c] + z * mz[c])
         for c in range(d):
-            x = best[c] + w[r, c]
+            x = best[c] + offset[c]
             best[c] = max(x, SLOPE * x)
 
 
@@ -291,14 +288,14 @@ def max_rows(edges, w, k, out, start, stop):
     """Write the leaky ReLU of the maximum over every k rows of ``edges`` plus ``w_r``."""
     d = out.shape[1]
     for r in range(start, stop):
-        best, first = out[r], (r - start) * k
+        best, offset, first = out[r], w[r], (r - start) * k
         best[:] = edges[first]
         for e in range(1, k):
             row = edges[first + e]
             for c in range(d):
                 best[c] = max(best[c], row[c])
         for c in range(d):
-            x = best[c] + w[r, c]
+            x = best[c] + offset[c]
             best[c] = max(x, SLOPE * x)
 
 
