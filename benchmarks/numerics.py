@@ -23,7 +23,14 @@ from locotrans.losses import classification_losses
 
 MODELS = {"light": "locotrans_dgcnn_light", "full": "locotrans_dgcnn"}
 LOGIT_SEEDS = (0, 1, 2)
-SEEDS = {"frames": 0, "gradients": [0, 1], "logits": LOGIT_SEEDS, "centring": 0, "neighbours": 0}
+SEEDS = {
+    "frames": 0,
+    "gradients": [0, 1],
+    "logits": LOGIT_SEEDS,
+    "centring": 0,
+    "neighbours": 0,
+    "tied clouds": 0,
+}
 
 
 def rotated_logits(names: Sequence[str], seeds: Sequence[int], points: int = 256) -> list[Row]:
@@ -82,6 +89,36 @@ def tie_rule(k: int = 20) -> list[Row]:
         shares = [(x != reference).any(-1).float().mean().item() for x in turned]
         rows.append({"ties": name, "share of neighbourhoods changed": max(shares)})
     neighbors.TIE = before
+    return rows
+
+
+def tied_clouds(names: Sequence[str], size: int = 64, side: int = 6) -> list[Row]:
+    """How far rotations and another order of the points move the logits where distances tie."""
+    R = random_rotations(3, generator=_generator(0), dtype=torch.float64)
+    angle = 2 * torch.pi * torch.arange(size, dtype=torch.float64) / size
+    ring = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=-1)
+    up = torch.tensor([[0, 0, 0.6]], dtype=torch.float64)
+    axis = torch.linspace(-1, 1, side, dtype=torch.float64)
+    clouds = {
+        "no ties": torch.randn(4 * size + 2, 3, generator=_generator(0), dtype=torch.float64),
+        "grid": torch.cartesian_prod(axis, axis, axis),
+        "4 rings and 2 caps": torch.cat([*(ring + i * up for i in range(4)), -up / 2, 3.5 * up]),
+    }
+    rows = []
+    for name in names:
+        model, _ = _trained(name, 0, 2 * size, 1.0)
+        for dtype in (torch.float64, torch.float32):
+            model.to(dtype)
+            for cloud, x in clouds.items():
+                order = torch.randperm(len(x), generator=_generator(0))
+                with torch.no_grad():
+                    logits = model(x[None].to(dtype)).logits
+                    turned = [model((x @ r.mT)[None].to(dtype)).logits for r in R]
+                    shuffled = model(x[None, order].to(dtype)).logits
+                row: Row = {"network": name, "precision": str(dtype)[6:], "cloud": cloud}
+                row["moved by a rotation"] = max(relative_error(y, logits) for y in turned)
+                row["moved by a permutation"] = relative_error(shuffled, logits)
+                rows.append(row)
     return rows
 
 
@@ -176,6 +213,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
     if not quick:
         results["rotation of the invariant logits"] = rotated_logits(list(MODELS), LOGIT_SEEDS)
         results["centring"] = centring(list(MODELS))
+        results["tied clouds"] = tied_clouds(list(MODELS))
     for title, rows in results.items():
         print(f"\n## {title}\n\n{markdown(rows)}")
     args.seeds = SEEDS

@@ -216,6 +216,9 @@ def test_numerics_of_networks():
     rows = numerics.centring(["light"], points=20)
     assert [row["shift"] for row in rows] == [0, 0.2, 50] * 2
     assert rows[1]["moved by the shift"] < 1e-4 < rows[4]["moved by the shift"]
+    rows = numerics.tied_clouds(["light"], size=12, side=3)
+    assert all(row["moved by a rotation"] < 1e-8 for row in rows if row["precision"] == "float64")
+    assert rows[0]["moved by a permutation"] < 1e-8 < rows[1]["moved by a permutation"]
 
 
 def test_retrieval(tmp_path):

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from locotrans.geometry import neighbors, random_rotations
 from locotrans.geometry.neighbors import farthest_points, gather, knn, knn_features
+from locotrans.kernels import cpu
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -118,6 +119,59 @@ def test_rotating_a_grid_changes_no_neighbourhood(k, dtype, monkeypatch):
     monkeypatch.setattr(neighbors, "TIE", 0.0)  # the tie rule is what keeps them
     assert share_changed(points, k, knn) > 0.2
     assert share_changed(points, k, knn_features) > 0.2
+
+
+def sphere(n, dtype):
+    """Return n points on a sphere, and before them its centre, from which all are as far."""
+    points = torch.nn.functional.normalize(draw(n, 3), dim=-1)
+    return torch.cat([torch.zeros(1, 3, dtype=points.dtype), points]).to(dtype)
+
+
+def rings(size, dtype, count=4):
+    """Return rings about one axis, each with a point of the axis before it."""
+    angle = 2 * torch.pi * torch.arange(size, dtype=torch.float64) / size
+    ring = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=-1)
+    ring = torch.cat([torch.zeros(1, 3, dtype=torch.float64), ring])
+    up = torch.tensor([0.0, 0.0, 1.5], dtype=torch.float64)
+    return torch.cat([ring + up * i for i in range(count)]).to(dtype)
+
+
+SEARCHES = {
+    "plain": (knn, knn_features),
+    "loops": tuple(
+        lambda x, k, search=search: search(x[None], k)[0] for search in (cpu.knn, cpu.knn_features)
+    ),
+}
+MANY_TIES = {
+    "sphere": lambda dtype: sphere(200, dtype),
+    "large sphere": lambda dtype: sphere(1100, dtype),
+    "rings": lambda dtype: rings(64, dtype),
+    "large rings": lambda dtype: rings(256, dtype),
+}
+
+
+@pytest.mark.parametrize("shape", MANY_TIES)
+@pytest.mark.parametrize(
+    ("how", "dtype"), [("plain", torch.float64), ("plain", torch.float32), ("loops", torch.float32)]
+)
+def test_any_number_of_candidates_may_tie(shape, how, dtype, monkeypatch):
+    points = MANY_TIES[shape](dtype)
+    for search in SEARCHES[how]:
+        nearest = search(points, 5)
+        assert nearest[0].tolist() == [0, 1, 2, 3, 4]  # all others are as far from the centre
+        assert share_changed(points, 5, search) == 0
+        if how == "plain":
+            monkeypatch.setattr(neighbors, "_looks", lambda flat: False)  # as on a GPU
+            assert share_changed(points, 5, search) > 0
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_searched_in_float32(dtype):
+    for n in (30, 1100):
+        points = draw(n, 3, dtype=torch.float32).to(dtype)
+        for search in (knn, knn_features):
+            assert torch.equal(search(points, 4), search(points.float(), 4))
 
 
 def test_off_centre_cloud_by_differences():

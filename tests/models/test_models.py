@@ -226,3 +226,14 @@ def test_points_of_another_precision_are_refused():
         ValueError, match=r"points are torch.float64 and the model is torch.float32"
     ):
         model(torch.zeros(1, 8, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", SMALL)
+def test_half_precision_on_a_cpu(name, dtype):
+    model = build(name).eval()
+    with torch.no_grad():
+        expected = model(clouds()).logits
+        logits = model.to(dtype)(clouds().to(dtype)).logits
+    assert logits.dtype == dtype
+    assert (logits.double() - expected).abs().max() < 0.1 * expected.abs().max()

@@ -4,12 +4,18 @@ Neighbour lists are ``(*batch, n, k)`` indices into the n points of the same clo
 point itself. **Tie rule**: candidates whose distance equals the k-th smallest to within rounding
 are tied, and ties go to the lowest index. Without it a rotation, which changes the last bits of
 every distance, would choose other neighbours wherever distances nearly tie, as on a regular grid.
+
+On a CPU any number of candidates may be tied. On other devices, and in exported programs, the first
+k + SPARE candidates are looked at and no more: to find out whether the last of them is still tied
+would make the host wait. (The fused kernels of a GPU have no such limit up to 2,048 points.)
+
+Distances are compared in float32 at least: what half precision rounds away are neighbours.
 """
 
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,9 +39,8 @@ def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"
     """
     flat = _clouds(points, k)
     absolute, relative = point_rounding(flat)
-    exact = flat.dtype in (torch.float32, torch.float64) and not torch.compiler.is_exporting()
-    if flat.device.type == "cpu" and exact and flat.shape[1] >= TREE:
-        chosen = _choose(*_query_trees(flat, k), absolute.unsqueeze(-1), relative, k)
+    if _looks(flat) and flat.shape[1] >= TREE:
+        chosen = _search_trees(flat, absolute, relative, k)
     else:
 
         def distances(rows: slice) -> Tensor:
@@ -62,7 +67,8 @@ def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "
 
     def distances(rows: slice) -> Tensor:
         # |x|^2 is the same for the whole row: it does not change the order, and is left out
-        return torch.baddbmm(squares[:, None, :], flat[:, rows], flat.mT, alpha=-2)
+        with torch.autocast(flat.device.type, enabled=False):
+            return torch.baddbmm(squares[:, None, :], flat[:, rows], flat.mT, alpha=-2)
 
     slack = feature_rounding(squares)
     return _select(distances, *slack, flat, k).reshape(*features.shape[:-1], k)
@@ -83,20 +89,34 @@ def feature_rounding(squares: Float[Tensor, "b n"]) -> tuple[Float[Tensor, "b n"
 
     Its rounding is eps times the squares of both lengths, that is of ``|x|^2`` and of the squared
     distance ``t + |x|^2``: of the point itself, since one far point may be much longer.
+
+    Features themselves come with the rounding of the layers before, some hundred times as much. In
+    float64 there is room to allow for it, in float32 there is not: so much slack would call
+    features tied that are not, and leave the choice to the order of the points.
     """
-    eps = TIE * torch.finfo(squares.dtype).eps
+    layers = 64 if squares.dtype == torch.float64 else 1
+    eps = layers * TIE * torch.finfo(squares.dtype).eps
     return 2 * eps * squares, eps
 
 
 def _clouds(points: Float[Tensor, "*batch n c"], k: int) -> Float[Tensor, "b n c"]:
-    """Return the clouds along one batch axis, without gradient, once k is found to be possible."""
+    """Return the clouds along one batch axis, once k is found to be possible.
+
+    They carry no gradient, and are at least of float32.
+    """
     n = points.shape[-2]
     if not 1 <= k <= n:
         raise ValueError(
             f"k = {k} neighbours were asked for in a cloud of {n} points: "
             f"k must lie between 1 and {n}; use a smaller k or more points"
         )
-    return points.detach().reshape(-1, *points.shape[-2:])
+    flat = points.detach().reshape(-1, *points.shape[-2:])
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
+
+
+def _looks(flat: Float[Tensor, "b n c"]) -> bool:
+    """Say whether what is done may depend on values: on a CPU, but not in an exported program."""
+    return flat.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def _select(
@@ -124,18 +144,31 @@ def _select(
     chosen = []
     for start in range(0, n, rows):
         part = slice(start, start + rows)
-        near, index = distances(part).topk(min(k + SPARE, n), largest=False)
-        chosen.append(_choose(near, index, absolute[:, part, None], relative, k))
+        d, slack = distances(part), absolute[:, part, None]
+        near, index = d.topk(min(k + SPARE, n), largest=False)
+        found = _choose(near, index, slack, relative, k)
+        if _looks(flat) and near.shape[-1] < n:
+            tied = _undecided(near, slack, relative, k)
+            found[tied] = _choose(*d[tied].sort(), slack[tied], relative, k)
+        chosen.append(found)
     return torch.cat(chosen, dim=-2)
 
 
+def _undecided(
+    near: Float[Tensor, "*rows c"], absolute: Float[Tensor, "*rows 1"], relative: float, k: int
+) -> Bool[Tensor, "*rows"]:
+    """Say in which rows the last candidate is still tied, so that others may be, too."""
+    kth = near[..., k - 1 : k]
+    return (near[..., -1:] <= kth + absolute + relative * kth).squeeze(-1)
+
+
 def _choose(
-    near: Float[Tensor, "b m c"],
-    index: Int[Tensor, "b m c"],
-    absolute: Float[Tensor, "b m 1"],
+    near: Float[Tensor, "*rows c"],
+    index: Int[Tensor, "*rows c"],
+    absolute: Float[Tensor, "*rows 1"],
     relative: float,
     k: int,
-) -> Int[Tensor, "b m k"]:
+) -> Int[Tensor, "*rows k"]:
     """Choose k of the candidates, which come in order of distance, by the tie rule."""
     kth = near[..., k - 1 : k]
     slack = absolute + relative * kth
@@ -147,16 +180,25 @@ def _choose(
     return index.gather(-1, key.topk(k, largest=False).indices)
 
 
-def _query_trees(
-    flat: Float[Tensor, "b n d"], k: int
-) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "b n c"]]:
-    """Return candidates of every point and their distances, in order, by a k-d tree a cloud."""
+def _search_trees(
+    flat: Float[Tensor, "b n d"], absolute: Float[Tensor, "b n"], relative: float, k: int
+) -> Int[Tensor, "b n k"]:
+    """Select neighbours by a k-d tree a cloud, and by all distances where too many are tied."""
     from scipy.spatial import cKDTree
 
-    candidates, threads = min(k + SPARE, flat.shape[1]), torch.get_num_threads()
-    found = [cKDTree(cloud).query(cloud, candidates, workers=threads) for cloud in flat.numpy()]
-    near, index = (torch.stack([torch.from_numpy(x[i]) for x in found]) for i in (0, 1))
-    return near.to(flat.dtype), index
+    n = flat.shape[1]
+    candidates, threads = min(k + SPARE, n), torch.get_num_threads()
+    chosen = []
+    for cloud, slack in zip(flat, absolute.unsqueeze(-1), strict=True):
+        found = cKDTree(cloud.numpy()).query(cloud.numpy(), candidates, workers=threads)
+        near, index = torch.from_numpy(found[0]).to(flat.dtype), torch.from_numpy(found[1])
+        nearest = _choose(near, index, slack, relative, k)
+        tied = _undecided(near, slack, relative, k).nonzero().squeeze(-1)
+        for rows in tied.split(max(1, CHUNK // n)):
+            d = torch.cdist(cloud[rows], cloud, compute_mode="donot_use_mm_for_euclid_dist")
+            nearest[rows] = _choose(*d.sort(), slack[rows], relative, k)
+        chosen.append(nearest)
+    return torch.stack(chosen)
 
 
 def gather(x: Shaped[Tensor, "..."], index: Int[Tensor, "*batch m k"]) -> Shaped[Tensor, "..."]:

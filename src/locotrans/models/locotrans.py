@@ -248,8 +248,13 @@ class LocoTrans(nn.Module):
     """The LocoTrans classifier.
 
     Symmetry: logits, embedding and point features are SO(3)-invariant, frames and vectors
-        SO(3)-equivariant; nothing depends on the order of the points or on the batch-mates (in
-        evaluation). A reflection changes the answer: the third axis of a frame is a cross product.
+        SO(3)-equivariant; nothing depends on the batch-mates (in evaluation) or, where no distances
+        tie, on the order of the points. A reflection changes the answer: the third axis of a frame
+        is a cross product.
+    Degenerate: where neighbours are equally far, as on a regular grid, the order of the points
+        chooses among them: another order moves the logits, by several percent and more, a rotation
+        does not. In float32 features of the light network tie nearly on symmetric clouds, and a
+        rotation moves its logits by up to 3e-3. `docs/differences.md` has the figures.
     """
 
     equivariant_type: type[EquivariantBranch] = EquivariantBranch
