@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from locotrans.training.predict.samples import Sample, load_sample
 
 
-def die_on_plates(path: Path, count: int, seed: int = 0) -> Sample:
+def die_on_plates(path: Path, **given: Any) -> Sample:
     """Read a cloud, or end the process when the file's name says plate."""
     if "plate" in path.name:
         os._exit(9)
-    return load_sample(path, count, seed)
+    return load_sample(path, **given)

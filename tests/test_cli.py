@@ -1,7 +1,9 @@
 import itertools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,7 +166,9 @@ def test_mistakes_of_eval(run, tmp_path, capsys):
     tensors, metadata = read_tensors(run / "weights.safetensors")
     other = tmp_path / "other.safetensors"
     write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})
-    assert "tells other classes apart" in error_of(["eval", str(other)], capsys)
+    message = error_of(["eval", str(other)], capsys)
+    assert "tells other classes apart" in message
+    assert "classes of the weights alone: cat, dog; classes of the data alone: table," in message
     unwritable = tmp_path / "missing" / "result.json"
     assert "there is no folder" in error_of([*evaluate, "--json", str(unwritable)], capsys)
     link = tmp_path / "link"
@@ -188,7 +192,8 @@ def test_perturb(run, tmp_path, capsys):
         *("none", "noise", "noise", "dropped", "ball", "drop")
     ]
     assert [row["points"] for row in values["rows"]] == [16, 16, 16, 13, 16, 10]
-    assert "can drop 0 to 15" in error_of(["perturb", str(run), "--shapes", "10"], capsys)
+    bad = ["perturb", str(run), "--shapes", "10", "--dropped", "15"]
+    assert "can drop 0 to 12 of 16 points, as the network looks at 4" in error_of(bad, capsys)
 
 
 def test_predict_and_embed(run, tmp_path, capsys):
@@ -246,3 +251,30 @@ def test_unknown_flags_and_choices(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments.split())
     assert caught.value.code == 2
+
+
+def test_layouts_that_help_names_can_be_exported():
+    """An example of a help text is a promise."""
+    from locotrans.cli import export_data
+    from locotrans.data.exports import LAYOUTS
+
+    line = re.search(r"for example (.*)\.", export_data.__doc__)
+    names = line[1].split(", ")
+    assert len(names) == 3
+    assert set(names) <= set(LAYOUTS)
+
+
+def test_data_sets_that_help_names_can_be_loaded(tmp_path):
+    """Names with a variant or settings, wherever they stand in help, README or guides."""
+    from locotrans import cli
+    from locotrans.data import list_datasets, load_dataset
+    from locotrans.data.exports import LAYOUTS
+
+    pages = [Path(cli.__file__), *Path(__file__).parent.parent.glob("*.md")]
+    pages += Path(__file__).parent.parent.glob("docs/*.md")
+    pattern = rf"\b(?:{'|'.join(list_datasets())}):[a-z][\w=.,]*\w"
+    names = {name for page in pages for name in re.findall(pattern, page.read_text())}
+    assert len(names) > 3
+    for name in names - set(LAYOUTS):
+        with pytest.raises(FileNotFoundError):  # the name is right, the files are not there
+            load_dataset(name, "train", root=tmp_path / "none")

@@ -74,7 +74,7 @@ def run(command):
     if words[0] == "view":
         words += ["--poses", "1"]
     if words[0] == "perturb":
-        words += ["--noise", "0.01", "--dropped", "5", "--corruptions", "ball", "--severities", "1"]
+        words += ["--noise", "0.01", "--corruptions", "ball", "drop", "--severities", "1"]
     if words[0] in ("train", "eval", "perturb") and "builtin" in words:
         words += ["--shapes", "32"] + ["--test-shapes", "32"] * (words[0] == "train")
     if words[0] == "eval":

@@ -22,7 +22,7 @@ from locotrans import __version__
 from locotrans.data.corruptions import SEVERITIES
 from locotrans.data.transforms import RotationProtocol
 from locotrans.training.config import TrainConfig, parse_options
-from locotrans.training.perturb import DROPPED, LADDERS, NOISE
+from locotrans.training.perturb import LADDERS, NOISE
 from locotrans.training.presets import base_config, list_presets, read_config
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ def perturb(
     points: int | None = None,
     shapes: int | None = None,
     noise: tuple[float, ...] = NOISE,
-    dropped: tuple[int, ...] = DROPPED,
+    dropped: tuple[int, ...] | None = None,
     corruptions: tuple[str, ...] = LADDERS,
     severities: tuple[int, ...] = SEVERITIES,
     rotations: int = 1,
@@ -253,7 +253,8 @@ def perturb(
         points: Points per shape; by default as in training.
         shapes: Shapes to generate, for a set that is generated; by default its usual number.
         noise: Deviations of the noise, in radii of the cloud: the paper's Tab. 9.
-        dropped: Numbers of points that are dropped: the paper's Tab. 9.
+        dropped: Numbers of points that are dropped; by default those of the paper's Tab. 9 (0, 100,
+            200 and 300 of 1,024), of a smaller cloud the same shares.
         corruptions: Ladders of corruptions; without a name after it, none.
         severities: Steps of the ladders, from 1 to 5.
         rotations: Rotations of each shape.
@@ -291,6 +292,8 @@ def perturb(
     console = Console()
     console.print(protocol_of(result), soft_wrap=True, markup=False)
     console.print(*perturbation_tables(result))
+    for case in result["skipped"]:
+        console.print(f"left out: {case}", markup=False)
     write_result(json, result, weights, metadata, place)
 
 
@@ -303,6 +306,7 @@ def predict(
     rotations: int = 0,
     points: int | None = None,
     seed: int = 0,
+    choice: Literal["random", "farthest"] = "random",
     batch_size: int = 32,
     device: str = "auto",
 ) -> int:
@@ -314,13 +318,15 @@ def predict(
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         weights: Run folder of `train`, or a .safetensors file; by default those that come with
-            locotrans.
+            locotrans, which has none yet.
         csv: CSV file to write.
         json: JSON file to write.
         rotations: Average over this many random poses of each file, and report which share of them
             agrees with the answer; 0 takes the pose of the file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the poses and of the choice of points.
+        choice: How points are chosen: at random as in training, or farthest points, which even out
+            a density that varies much within a scan.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
@@ -334,6 +340,7 @@ def predict(
         rotations=rotations,
         points=points,
         seed=seed,
+        choice=choice,
         batch_size=batch_size,
         device=device,
         workers=None,
@@ -348,6 +355,7 @@ def embed(
     per_point: bool = False,
     points: int | None = None,
     seed: int = 0,
+    choice: Literal["random", "farthest"] = "random",
     batch_size: int = 32,
     device: str = "auto",
 ) -> int:
@@ -364,6 +372,8 @@ def embed(
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
+        choice: How points are chosen: at random as in training, or farthest points, which even out
+            a density that varies much within a scan.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
@@ -376,6 +386,7 @@ def embed(
         per_point=per_point,
         points=points,
         seed=seed,
+        choice=choice,
         batch_size=batch_size,
         device=device,
         workers=None,
@@ -947,11 +958,12 @@ def data_commands() -> None:
     """Check, export and prepare data sets: `locotrans data --help`."""
 
 
-def check_data(root: tyro.conf.Positional[Path], /, classes: bool = False) -> None:
+def check_data(root: tyro.conf.Positional[Path | None] = None, /, classes: bool = False) -> None:
     """Say which data sets lie in a folder, what they hold, and what is wrong.
 
     Args:
-        root: Folder to look into.
+        root: Folder to look into, or a table of paths and labels; by default as for `train`: the
+            environment variable LOCOTRANS_DATA, then the cache folder.
         classes: Count the shapes of every class too.
     """
     from locotrans.data import check
@@ -975,8 +987,8 @@ def export_data(
     """Write the built-in set as files of an official layout, to try every path without the data.
 
     Args:
-        layout: Name and layout, for example modelnet40:hdf5, shapenetpart:normal, s3dis:area5.
-        out: Folder to write into; it is then the --root of `train` and `eval`.
+        layout: Name and layout, for example modelnet40:hdf5, shapenetpart:normal, s3dis.
+        out: Folder to write into, new or empty; it is then the --root of `train` and `eval`.
         train: Training shapes.
         test: Test shapes.
         points: Points per shape.
@@ -1041,7 +1053,12 @@ def default_weights() -> Path:
     from locotrans.models import list_pretrained
 
     shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
-    return shipped_file(Path(shipped[0] if shipped else CLASSIFIERS[0]))
+    if not shipped:
+        raise ValueError(
+            "no trained weights come with locotrans yet; name a run folder of `locotrans train`, "
+            "or a .safetensors file (--weights)"
+        )
+    return shipped_file(Path(shipped[0]))
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Exports of the built-in set, and a prepared cache of the tests' own."""
 
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,10 @@ def exported(tmp_path, monkeypatch):
     monkeypatch.setattr("locotrans.data.exports.load_builtin", draw_once)
 
     def write(layout: str, points: int = 256) -> Path:
-        return export(layout, tmp_path / "data", train=40, test=20, points=points)
+        # one beside the other, as a user's data lie
+        new = export(layout, tmp_path / "new", train=40, test=20, points=points)
+        shutil.copytree(new, tmp_path / "data", dirs_exist_ok=True)
+        shutil.rmtree(new)
+        return tmp_path / "data"
 
     return write

@@ -48,3 +48,9 @@ def test_nothing_there(tmp_path):
 def test_unknown_layout(tmp_path):
     with pytest.raises(ValueError, match=r"unknown layout .modelnet.; known: modelnet40:hdf5"):
         export("modelnet", tmp_path)
+
+
+def test_exports_are_not_mixed(tmp_path):
+    (tmp_path / "old.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty: name a new folder"):
+        export("folder", tmp_path)

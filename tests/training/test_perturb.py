@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import types
 
 import pytest
 import torch
@@ -87,11 +88,29 @@ def test_every_default_runs_and_makes_a_table():
         *("noise, sigma", "points dropped", "severity")
     ]
     Console(file=out, width=80).print(*tables)  # nothing is cut off
-    for text in ("0.03", "300", "occlusion", "half_space", "100.00%"):
+    for text in ("0.03", "150", "occlusion", "half_space", "100.00%"):
         assert text in out.getvalue()
     clean = result["rows"][0]
     assert list(tables[2].columns[1].cells) == [f"{100 * clean['overall_accuracy']:.2f}%"] * 10
     assert perturbation_tables(short(noise=(), dropped=())) == []
+
+
+def test_small_clouds_lose_the_same_shares_and_keep_enough_neighbours():
+    model = WidthClassifier()
+    model.config = types.SimpleNamespace(k=20)
+    result = perturb(model, clouds(2, 64), noise=(), corruptions=("drop", "thin"))
+    assert [row["value"] for row in result["rows"] if row["name"] == "dropped"] == [0, 6, 12, 18]
+    assert [row["severity"] for row in result["rows"] if row["name"] == "drop"] == [1, 2, 3, 4]
+    assert len([row for row in result["rows"] if row["name"] == "thin"]) == 5
+    assert result["skipped"] == ["drop, share 0.75: leaves fewer than 20 of 64 points"]
+    assert min(model.sizes) == 24
+    assert next(iter(perturbation_tables(result)[-1].columns[-1].cells)) == ""
+    few = perturb(model, clouds(2, 24), noise=(), corruptions=())
+    assert [row["value"] for row in few["rows"] if row["name"] == "dropped"] == [0, 2, 4]
+    large = perturb(WidthClassifier(), clouds(1, 2048), noise=(), corruptions=())
+    assert [row["value"] for row in large["rows"][1:]] == [0, 100, 200, 300]
+    with pytest.raises(ValueError, match="can drop 0 to 44 of 64 points, as the network looks at"):
+        perturb(model, clouds(2, 64), dropped=(45,))
 
 
 def test_what_belongs_to_single_points_is_left_behind():

@@ -10,7 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
+from data.readers import writers
 from dying_reader import die_on_plates
+from locotrans.data import load_dataset
 from locotrans.geometry.neighbors import farthest_points
 from locotrans.models import ClassifierOutput, create_model
 from locotrans.training.checkpoint import write_tensors
@@ -85,7 +87,7 @@ def folder(tmp_path):
 RIGHT = {
     "a/rod.npy": ("tall", 200),
     "b_far.npy": ("tall", 5000),
-    "c_plate.off": ("flat", 128),
+    "c_plate.off": ("flat", 8192),
     "a/deep/plate.xyz": ("flat", 60),
 }
 
@@ -170,17 +172,43 @@ def test_a_sample_is_normalised_and_says_where_it_was(folder):
 
 def test_choosing_points():
     cloud = rod(50).astype(np.float32)
-    few = choose_points(cloud, 120)
-    assert (few[:50] == cloud).all()
-    assert (few[50:100] == cloud).all()
-    assert len(np.unique(few[100:], axis=0)) == 20
-    assert choose_points(cloud[:1], 7).shape == (7, 3)
-    many = choose_points(rod(20_000).astype(np.float32), 64)
-    assert len(np.unique(many, axis=0)) == 64
-    assert (many == choose_points(rod(20_000).astype(np.float32), 64)).all()
+    for choice in ("random", "farthest"):
+        few = choose_points(cloud, 120, choice=choice)
+        times = np.unique(few, axis=0, return_counts=True)[1]
+        assert (len(times), set(times)) == (50, {2, 3})
+        assert choose_points(cloud[:1], 7, choice=choice).shape == (7, 3)
+        many = choose_points(rod(20_000).astype(np.float32), 64, choice=choice)
+        assert len(np.unique(many, axis=0)) == 64
+        again = choose_points(rod(20_000).astype(np.float32), 64, choice=choice)
+        assert (many == again).all()
     cloud = rod(500)
     spread = farthest_points(torch.from_numpy(cloud), 64)
-    assert (choose_points(cloud, 64) == cloud[spread.numpy()]).all()
+    assert (choose_points(cloud, 64, choice="farthest") == cloud[spread.numpy()]).all()
+
+
+def test_predict_sees_what_eval_sees(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCOTRANS_CACHE", str(tmp_path / "cache"))
+    for kind in "ab":
+        (tmp_path / "own" / kind).mkdir(parents=True)
+        for i, size in enumerate((40, 500, 9000, 140_000)):
+            np.save(tmp_path / "own" / kind / f"{i}.npy", rod(size, seed=i).astype(np.float32))
+        writers.mesh().export(tmp_path / "own" / kind / "mesh.stl")
+    for split in ("train", "test"):
+        clouds = load_dataset("folder:share=0.5,seed=3", split, root=tmp_path / "own", points=64)
+        for name, points in zip(clouds.ids, clouds.points, strict=True):
+            sample = load_sample(tmp_path / "own" / name, 64, seed=3)
+            assert np.allclose(sample.points, points, atol=2e-6)
+
+
+def test_several_clouds_in_one_file(tmp_path):
+    with writers.h5py.File(tmp_path / "many.h5", "w") as file:
+        file["data"] = np.stack([rod(30), plate(30)])
+    clouds = [tmp_path / "many.h5#0", tmp_path / "many.h5#1"]
+    assert find_files([tmp_path]) == find_files([tmp_path / "many.h5"]) == clouds
+    assert find_files([clouds[1]]) == clouds[1:]
+    assert all(load_sample(path, 8).error is None for path in clouds)
+    with pytest.raises(ValueError, match="would replace"):
+        find_files([tmp_path], outputs=[tmp_path / "many.h5"])
 
 
 def test_folders_are_walked_sorted_once_and_without_loops(folder):
@@ -264,7 +292,7 @@ def test_no_more_files_are_under_way_than_allowed(folder, monkeypatch):
     opened = []
     monkeypatch.setattr(
         "locotrans.training.predict.stream.load_sample",
-        lambda path, count, seed: opened.append(path) or load_sample(path, count, seed),
+        lambda path, **given: opened.append(path) or load_sample(path, **given),
     )
     samples = read_samples(iter([folder / "a/rod.npy"] * 50), 8, ahead=5)
     for i in range(10):

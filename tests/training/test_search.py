@@ -152,7 +152,7 @@ def test_an_update_embeds_only_what_changed(index, shapes, tmp_path, capsys, mon
     from locotrans.training.predict import stream
 
     real = stream.load_sample
-    monkeypatch.setattr(stream, "load_sample", lambda *a: read.append(a[0]) or real(*a))
+    monkeypatch.setattr(stream, "load_sample", lambda *a, **k: read.append(a[0]) or real(*a, **k))
     capsys.readouterr()
     build_index(tmp_path / "shapes", index)  # nothing to do
     assert read == []

@@ -132,13 +132,13 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
 
 
 def test_other_data_and_models_are_refused(parts_run, tmp_path, capsys):
-    export("shapenetpart:hdf5", tmp_path, train=20, test=20, points=32)
+    export("shapenetpart:hdf5", tmp_path / "parts", train=20, test=20, points=32)
     with pytest.raises(SystemExit):
-        main(["eval", str(parts_run[0]), "--data", "s3dis", "--root", str(tmp_path)])
+        main(["eval", str(parts_run[0]), "--data", "s3dis", "--root", str(tmp_path / "parts")])
     assert "error" in capsys.readouterr().err
-    other = {"data": "modelnet40", "root": tmp_path, "shapes": 20, "out": tmp_path / "run"}
+    root = export("modelnet40:hdf5", tmp_path / "shapes", train=20, test=20, points=32)
+    other = {"data": "modelnet40", "root": root, "shapes": 20, "out": tmp_path / "run"}
     config = dataclasses.replace(PARTS, **other)
-    export("modelnet40:hdf5", tmp_path, train=20, test=20, points=32)
     with pytest.raises(ValueError, match="has no labels of points, which locotrans"):
         train(config, quiet())
     assert not (tmp_path / "run").exists()

@@ -40,7 +40,7 @@ def export(
 
     Args:
         layout: One of `LAYOUTS`: a name that `load_dataset` takes with the root returned.
-        out: Folder to write into; files there are replaced.
+        out: Folder to write into, new or empty.
         train: Training shapes.
         test: Test shapes.
         points: Points of each shape.
@@ -49,6 +49,8 @@ def export(
     if layout not in LAYOUTS:
         raise ValueError(f"unknown layout {layout!r}; known: {', '.join(LAYOUTS)}")
     root = Path(out)
+    if root.is_dir() and any(root.iterdir()):
+        raise ValueError(f"{root} is not empty: name a new folder, so that nothing old is mixed in")
     root.mkdir(parents=True, exist_ok=True)
     sets = {
         split: load_builtin(split, points=points, shapes=count, seed=seed)

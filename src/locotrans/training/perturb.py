@@ -25,8 +25,8 @@ from locotrans.training.tasks import is_segmenter
 
 NOISE = (0.0, 0.01, 0.02, 0.03)
 """Tab. 9, left: deviation of the noise, in radii of the cloud."""
-DROPPED = (0, 100, 200, 300)
-"""Tab. 9, right: points dropped of 1,024."""
+DROPPED, DROPPED_OF = (0, 100, 200, 300), 1024
+"""Tab. 9, right: points dropped, and of how many."""
 LADDERS = tuple(name for name in CORRUPTIONS if name != "rotation")
 """The protocol turns the clouds already."""
 PERTURBATION = 1  # key of derive_seed; that of the rotations is the index alone
@@ -51,7 +51,7 @@ def perturb(
     data: CloudSet,
     *,
     noise: Sequence[float] = NOISE,
-    dropped: Sequence[int] = DROPPED,
+    dropped: Sequence[int] | None = None,
     corruptions: Sequence[str] = LADDERS,
     severities: Sequence[int] = SEVERITIES,
     rotation: RotationProtocol = "so3",
@@ -67,7 +67,8 @@ def perturb(
         model: any classifier that `evaluate` takes.
         data: the shapes, normalised.
         noise: deviations of normal noise, without a cut-off (the paper names none).
-        dropped: numbers of points dropped at random; the clouds get smaller.
+        dropped: numbers of points dropped at random; the clouds get smaller. By default `DROPPED`,
+            of clouds of fewer than `DROPPED_OF` points the same shares.
         corruptions: names of `CORRUPTIONS`.
         severities: which steps of their ladders.
         rotation: rotations of the perturbed clouds; the paper's are "so3".
@@ -80,14 +81,29 @@ def perturb(
 
     Returns:
         ``rows``, one for each case, with the figures of every head; what all rows share stands
-        beside it. The clouds as they are come first, and are measured once.
+        beside it. The clouds as they are come first, and are measured once. ``skipped`` says which
+        cases would leave fewer points than the network has neighbours, and are left out.
     """
     if is_segmenter(model):
         raise ValueError("perturbations move and drop points, so only classifiers are measured")
     rows: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
     clean: dict[str, Any] | None = None
-    cases = list(_cases(data, noise, dropped, corruptions, severities))
+    size, least = data.points.shape[1], getattr(getattr(model, "config", None), "k", 1)
+    if dropped is None:
+        dropped = [count * min(size, DROPPED_OF) // DROPPED_OF for count in DROPPED]
+    elif any(not 0 <= count <= size - least for count in dropped):
+        raise ValueError(
+            f"can drop 0 to {size - least} of {size} points, as the network looks at {least}; "
+            f"dropped is {' '.join(map(str, dropped))}"
+        )
+    planned = list(_cases(noise, dropped, corruptions, severities))
+    cases = [case for case in planned if size - _loss(case, size) >= least]
+    skipped = [
+        f"{case.name}, {case.parameter} {case.value:g}: leaves fewer than {least} of {size} points"
+        for case in planned
+        if case not in cases
+    ]
     for case in cases:
         if case.operation is not None or clean is None:
             result = evaluate(
@@ -110,7 +126,7 @@ def perturb(
         del rows[-1]["operation"]
         if report is not None:
             report(len(rows), len(cases))
-    return {**shared, "rows": rows}
+    return {**shared, "rows": rows, "skipped": skipped}
 
 
 def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSet:
@@ -132,19 +148,20 @@ def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSe
     return replace(data, points=points, part_names=(), **bare)
 
 
+def _loss(case: Case, size: int) -> int:
+    """Return how many points of a cloud a case takes away."""
+    if case.name == "dropped":
+        return int(case.value)
+    return round(case.value * size) if case.name == "drop" else 0
+
+
 def _cases(
-    data: CloudSet,
     noise: Sequence[float],
     dropped: Sequence[int],
     corruptions: Sequence[str],
     severities: Sequence[int],
 ) -> Iterator[Case]:
     """List the cases, after a look at whether all of them can be carried out."""
-    size = data.points.shape[1]
-    if any(not 0 <= count < size for count in dropped):
-        raise ValueError(
-            f"can drop 0 to {size - 1} of {size} points; dropped is {' '.join(map(str, dropped))}"
-        )
     if any(not sigma >= 0 for sigma in noise):
         raise ValueError(f"the noise must not be negative, got {tuple(noise)}")
     yield Case("none", "severity", 0, 0, None)
@@ -182,7 +199,7 @@ def perturbation_tables(result: dict[str, Any]) -> list[Table]:
         severities = sorted({severity for steps in ladders.values() for severity in steps})
         table = _table("severity", ["0", *map(str, severities)])
         for name, steps in ladders.items():
-            cells = [steps[severity] for severity in severities]
+            cells = [steps.get(severity, "") for severity in severities]
             table.add_row(name, _percent(clean["overall_accuracy"]), *cells)
         tables.append(table)
     return tables

@@ -15,6 +15,7 @@ from locotrans.geometry import random_rotations
 from locotrans.training.predict.files import find_files
 from locotrans.training.predict.output import COLUMNS, csv_rows, json_rows
 from locotrans.training.predict.progress import follow, load_inference
+from locotrans.training.predict.samples import Choice
 from locotrans.training.predict.stream import Inference
 
 
@@ -45,6 +46,7 @@ def predict(
     rotations: int = 0,
     points: int | None = None,
     seed: int = 0,
+    choice: Choice = "random",
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = 0,
@@ -63,6 +65,8 @@ def predict(
             them agrees with the answer; 0 takes the pose of the file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the poses and of the choice of points.
+        choice: How points are chosen: at random as in training, or farthest points, which even out
+            a density that varies much within a scan.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.
@@ -72,7 +76,7 @@ def predict(
         The exit status: 0, or 1 if some files could not be read.
     """
     files = find_files(paths, outputs=(csv, json))
-    inference, metadata = load_inference(weights, points, seed, batch_size, device, workers)
+    inference, metadata = load_inference(weights, points, seed, batch_size, device, workers, choice)
     names = metadata.get("class_names")
     if not isinstance(names, list) or len(names) != metadata["num_classes"]:
         raise ValueError(f"{weights} does not name the {metadata['num_classes']} classes")

@@ -11,7 +11,7 @@ from torch import Tensor
 from locotrans.training.predict.arrays import array_file
 from locotrans.training.predict.files import find_files
 from locotrans.training.predict.progress import follow, load_inference
-from locotrans.training.predict.samples import Sample
+from locotrans.training.predict.samples import Choice, Sample
 
 
 def embed(
@@ -22,6 +22,7 @@ def embed(
     per_point: bool = False,
     points: int | None = None,
     seed: int = 0,
+    choice: Choice = "random",
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = 0,
@@ -41,6 +42,8 @@ def embed(
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
+        choice: How points are chosen: at random as in training, or farthest points, which even out
+            a density that varies much within a scan.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.
@@ -50,7 +53,7 @@ def embed(
         The exit status: 0, or 1 if some files could not be read.
     """
     files = find_files(paths, outputs=[out])
-    inference, _ = load_inference(weights, points, seed, batch_size, device, workers)
+    inference, _ = load_inference(weights, points, seed, batch_size, device, workers, choice)
     with array_file(out) as arrays, follow(inference, len(files)) as tally:
         texts: dict[str, list[str]] = {"paths": [], "failed": [], "reasons": []}
         arrays.texts = texts

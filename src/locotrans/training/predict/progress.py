@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from locotrans.training.checkpoint import load_weights
+from locotrans.training.predict.samples import Choice
 from locotrans.training.predict.stream import Inference
 from locotrans.training.record import find_device
 from locotrans.training.tasks import is_segmenter
@@ -23,6 +24,7 @@ def load_inference(
     batch_size: int,
     device: str,
     workers: int | None,
+    choice: Choice = "random",
 ) -> tuple[Inference, dict[str, Any]]:
     """Build the network of a run or weights file, to be fed as it was trained.
 
@@ -34,7 +36,7 @@ def load_inference(
     if is_segmenter(model):
         raise ValueError(f"{weights} labels points, not files: use `locotrans segment`")
     count = metadata.get("points", 1024) if points is None else points
-    return Inference(model, count, seed, batch_size, place, workers), metadata
+    return Inference(model, count, seed, batch_size, place, choice, workers), metadata
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from concurrent.futures import (
     ThreadPoolExecutor,
 )
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -23,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from locotrans.kernels.threads import single_threads
-from locotrans.training.predict.samples import Sample, load_sample
+from locotrans.training.predict.samples import Choice, Sample, load_sample
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ class Inference:
     batch_size: int = 32
     """Clouds at a time."""
     device: torch.device | str = "cpu"
+    choice: Choice = "random"
+    """How points are chosen: see `choose_points`."""
     workers: int | None = 0
     """Processes that read; 0 reads in a thread of this one; None chooses by the number of files.
 
@@ -84,7 +87,9 @@ class Inference:
     ) -> Iterator[tuple[list[Sample], Float[Tensor, "b n 3"]]]:
         workers = count_workers(len(files)) if self.workers is None else self.workers
         ahead = 2 * self.batch_size + 2 * workers
-        samples = read_samples(files, self.points, self.seed, workers=workers, ahead=ahead)
+        samples = read_samples(
+            files, self.points, self.seed, self.choice, workers=workers, ahead=ahead
+        )
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
         while batch := list(islice(samples, self.batch_size)):
             self.reading += sum(sample.seconds for sample in batch)
@@ -103,7 +108,13 @@ def count_workers(files: int) -> int:
 
 
 def read_samples(
-    files: Iterable[Path], points: int, seed: int = 0, *, workers: int = 0, ahead: int = 64
+    files: Iterable[Path],
+    points: int,
+    seed: int = 0,
+    choice: Choice = "random",
+    *,
+    workers: int = 0,
+    ahead: int = 64,
 ) -> Iterator[Sample]:
     """Read files in other processes and yield them in order.
 
@@ -115,20 +126,22 @@ def read_samples(
         files: what to read.
         points: points of each cloud.
         seed: seed of the choice of points.
+        choice: how they are chosen.
         workers: processes; 0 reads in a thread of this one.
         ahead: files that are read before they are asked for.
     """
     rest = iter(files)
+    read = partial(load_sample, count=points, seed=seed, choice=choice)
     waiting: deque[tuple[Path, Future[Sample]]] = deque()
     pool = _start(workers)
     try:
         while True:
             for path in islice(rest, ahead - len(waiting)):
                 try:
-                    future = pool.submit(load_sample, path, points, seed)
+                    future = pool.submit(read, path)
                 except BrokenExecutor:
                     pool = _start(workers)
-                    future = pool.submit(load_sample, path, points, seed)
+                    future = pool.submit(read, path)
                 waiting.append((path, future))
             if not waiting:
                 return
@@ -136,7 +149,7 @@ def read_samples(
             try:
                 sample = future.result()
             except BrokenExecutor:  # a process died, and all that were under way are lost
-                sample = _read_alone(path, points, seed)
+                sample = _read_alone(path, read)
             yield sample
     finally:
         pool.shutdown(cancel_futures=True)
@@ -158,9 +171,9 @@ def _prepare_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _read_alone(path: Path, points: int, seed: int) -> Sample:
+def _read_alone(path: Path, read: Callable[[Path], Sample]) -> Sample:
     with _start(1) as pool:
         try:
-            return pool.submit(load_sample, path, points, seed).result()
+            return pool.submit(read, path).result()
         except BrokenExecutor:
             return Sample(path, error="the process that read it died: is it too large?")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from locotrans.training.predict.arrays import ArrayWriter
 from locotrans.training.record import replacing
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
