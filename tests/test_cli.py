@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from locotrans import __version__
-from locotrans.cli import main, shape_flow
+from locotrans.cli import level, main, shape_flow
 from locotrans.models import create_model
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
@@ -92,6 +93,24 @@ def test_shape_flow_ends_with_the_whole_model():
     assert shapes.splitlines()[0] == "logits (1, 3)"
     assert parameters == sum(p.numel() for p in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light"])
+def test_shape_flow_lists_every_module_with_parameters(name):
+    model = create_model(name, 3, k=4).eval()
+    with torch.no_grad():
+        flow = shape_flow(model, torch.randn(1, 32, 3), depth=2)
+    listed = [row[0] for row in flow]
+    expected = [
+        name or "(whole)"
+        for name, module in model.named_modules()
+        if level(name) <= 2 and list(module.parameters()) and not isinstance(module, nn.ModuleList)
+    ]
+    assert sorted(listed) == sorted(expected)
+    for layer in range(4):
+        assert f"equivariant_branch.backbone.convs.{layer}" in listed
+    assert "equivariant_branch.invariants" in listed
+    assert "invariant_branch.convs.2" in listed
 
 
 def test_train_then_eval(run, tmp_path, capsys):

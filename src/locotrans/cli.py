@@ -1149,7 +1149,7 @@ def info(
     finally:
         set_kernels(before)
     table = Table(title=f"{model}, one cloud of {points} points")
-    table.add_column("module")
+    table.add_column("module", no_wrap=True)
     table.add_column("output")
     table.add_column("parameters", justify="right")
     for name, shape, parameters in flow:
@@ -1186,12 +1186,18 @@ def shape_flow(
     handles = [
         module.register_forward_hook(watch(name or "(whole)"))
         for name, module in model.named_modules()
-        if sum(not part.isdigit() for part in name.split(".")) <= depth
+        if level(name) <= depth
     ]
     model(points, **given)
     for handle in handles:
         handle.remove()
     return flow
+
+
+def level(name: str) -> int:
+    """Return how deep a module lies; the entries of a list lie where the list's owner does."""
+    parts = name.split(".")
+    return sum(not part.isdigit() for part in (parts[:-2] if parts[-1].isdigit() else parts))
 
 
 def list_names() -> None:

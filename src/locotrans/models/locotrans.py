@@ -25,7 +25,7 @@ from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.lcrf import LCRF
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, point_pair_pose
-from locotrans.nn.vn import VNInvariants
+from locotrans.nn.vn import VNPooledInvariants
 
 RelativePose = Literal["none", "coordinates", "handcrafted", "equivariant", "invariant"]
 
@@ -109,7 +109,7 @@ class EquivariantBranch(nn.Module):
             append_mean=config.append_mean,
         )
         channels = self.backbone.channels
-        self.invariants = VNInvariants(channels)
+        self.invariants = VNPooledInvariants(channels)
         self.hidden = HeadLayer(self.known_channels(config), config.head_widths[0], config.dropout)
         self.lcrf = None if config.frames == "handcrafted" else LCRF(channels, config.frames)
 
@@ -121,7 +121,7 @@ class EquivariantBranch(nn.Module):
         self, features: VNFeatures, shape: Float[Tensor, "b e"] | None
     ) -> Float[Tensor, "b *n h"]:
         """Return the hidden vector: here one a shape, of the invariants pooled over the points."""
-        return self.hidden(self.invariants.pool(features.vectors, features.mean))
+        return self.hidden(self.invariants(features.vectors, features.mean))
 
     def forward(
         self, points: Float[Tensor, "b n 3"], shape: Float[Tensor, "b e"] | None = None
@@ -233,9 +233,9 @@ class InvariantBranch(nn.Module):
         match self.config.relative_pose:
             case "equivariant":
                 v = equivariant.features.layers[layer]
-                return conv.from_vectors(x, v, neighbors, frames)
+                return conv(x, v, neighbors, frames)
             case "coordinates":
-                return conv.from_vectors(x, points.unsqueeze(-1), neighbors, frames)
+                return conv(x, points.unsqueeze(-1), neighbors, frames)
             case "handcrafted":
                 return conv(x, point_pair_pose(points, neighbors, frames), neighbors)
             case "invariant":

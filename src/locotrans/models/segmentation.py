@@ -25,7 +25,7 @@ from locotrans.models.output import (
     check_points,
 )
 from locotrans.nn.edge import PointLayer, max_mean_pool
-from locotrans.nn.vn import VNInvariants
+from locotrans.nn.vn import VNPooledInvariants
 
 CATEGORY = 64
 """Channels that the category of a shape is mapped to, as in DGCNN."""
@@ -56,7 +56,7 @@ LIGHT_PARTS = LocoTransSegmenterConfig(
 
 
 def point_invariants(
-    invariants: VNInvariants, features: VNFeatures
+    invariants: VNPooledInvariants, features: VNFeatures
 ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
     """Return what an equivariant branch knows of every point and of the shape, as invariants.
 
@@ -67,7 +67,7 @@ def point_invariants(
     """
     z = invariants.projection(features.vectors, features.mean)
     points = [(z.mT @ v).flatten(-2) for v in features.layers]
-    return torch.cat(points, dim=-1), invariants.pool(features.vectors, features.mean, z)
+    return torch.cat(points, dim=-1), invariants(features.vectors, features.mean, z)
 
 
 def join(*features: Float[Tensor, "b _"] | None) -> Float[Tensor, "b e"]:

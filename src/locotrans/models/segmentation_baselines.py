@@ -25,7 +25,7 @@ from locotrans.models.segmentation import (
 )
 from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import HeadLayer, make_head
-from locotrans.nn.vn import VNInvariants
+from locotrans.nn.vn import VNPooledInvariants
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class VNSegmenter(Segmenter):
         own = 3 * sum(config.widths) + (3 if config.colors else 0)
         super().__init__(num_classes, config, own, 12 * config.embedding)
         self.backbone = VNDGCNN(config.widths, config.embedding, config.k)
-        self.invariants = VNInvariants(self.backbone.channels)
+        self.invariants = VNPooledInvariants(self.backbone.channels)
 
     def known(
         self, points: Float[Tensor, "b n 3"], colors: Float[Tensor, "b n 3"] | None

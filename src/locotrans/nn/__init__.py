@@ -11,6 +11,7 @@ from locotrans.nn.vn import (
     VNEdgeConv,
     VNInvariants,
     VNLayer,
+    VNPooledInvariants,
     VNProjection,
     vn_leaky_relu,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "VNEdgeConv",
     "VNInvariants",
     "VNLayer",
+    "VNPooledInvariants",
     "VNProjection",
     "edge_products",
     "equivariant_pose",

@@ -95,21 +95,32 @@ class RelativePoseConv(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        pose: Float[Tensor, "b n k f"],
+        pose: Float[Tensor, "b n _ _"],
         neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"] | None = None,
     ) -> Float[Tensor, "b n d"]:
-        """Convolve features over neighbourhoods, given the relative pose of every edge."""
-        flat = pose.flatten(0, 1)
-        return self._convolve(x, neighbors, lambda rows: flat[rows])
+        """Convolve features over neighbourhoods.
 
-    def from_vectors(
+        Args:
+            x: features of every point.
+            pose: the relative pose of every edge, (b, n, k, f); or, with frames, the vectors of
+                every point, (b, n, 3, cv), that the pose of Eq. 17 comes from. Its numbers then
+                need not exist all at once, and there are kernels for it.
+            neighbors: the neighbourhoods.
+            frames: the frame of every point.
+        """
+        if frames is None:
+            flat = pose.flatten(0, 1)
+            return self._convolve(x, neighbors, lambda rows: flat[rows])
+        return self._from_vectors(x, pose, neighbors, frames)
+
+    def _from_vectors(
         self,
         x: Float[Tensor, "b n c"],
         v: Float[Tensor, "b n 3 cv"],
         neighbors: Int[Tensor, "b n k"],
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
-        """Convolve features with the relative pose of Eq. 17, in one kernel where there is one."""
         if use_kernels(x):
             from locotrans.kernels.rpr import supported
 

@@ -223,7 +223,11 @@ class VNInvariants(nn.Module):
         """Return the inner products of every point, those with z_1 first."""
         return _inner_products(self.projection(v, mean), v, mean)
 
-    def pool(
+
+class VNPooledInvariants(VNInvariants):
+    """The same, pooled over the points."""
+
+    def forward(
         self,
         v: Float[Tensor, "b n 3 c"],
         mean: Float[Tensor, "b 1 3 c"] | None = None,
