@@ -972,7 +972,8 @@ def check_data(root: tyro.conf.Positional[Path | None] = None, /, classes: bool 
     for line in report.lines(classes=classes):
         print(line)
     if report.problems:
-        raise ValueError("; ".join(report.problems))
+        more = f"; and {len(report.problems) - 3} more, above" if len(report.problems) > 3 else ""
+        raise ValueError("; ".join(report.problems[:3]) + more)
 
 
 def export_data(

@@ -1,5 +1,7 @@
 """`check` says what lies in a folder."""
 
+import h5py
+import numpy as np
 import pytest
 
 from locotrans.data import check, export
@@ -54,3 +56,63 @@ def test_exports_are_not_mixed(tmp_path):
     (tmp_path / "old.txt").write_text("mine")
     with pytest.raises(ValueError, match="is not empty: name a new folder"):
         export("folder", tmp_path)
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Six clouds of 30 to 80 points in each of two class folders."""
+    rng = np.random.default_rng(0)
+    for kind in ("hat", "tie"):
+        (tmp_path / "own" / kind).mkdir(parents=True)
+        for i in range(6):
+            np.save(tmp_path / "own" / kind / f"{i}.npy", rng.normal(size=(30 + 10 * i, 3)))
+    return tmp_path / "own"
+
+
+def test_the_sizes_are_those_of_the_files(own):
+    text = "\n".join(check(own).lines())
+    assert "train: 10 shapes of 30 to 80 points (median 55), 2 of 2 classes" in text
+    assert "fewer than" not in text
+    (own / "hat" / "large.xyz").write_text("0 1 2\n3 4 5\n" * 5000)
+    assert "to 8,192 or more points" in "\n".join(check(own).lines())
+
+
+def test_every_bad_file_is_named_and_the_good_are_counted(own):
+    for i in range(5):
+        (own / "hat" / f"{i}.npy").write_bytes(b"")
+    (own / "tie" / "README.txt").write_text("on ties\n")
+    report = check(own)
+    assert sum(part.shapes for part in report.sets[0].splits) == 7
+    assert len(report.problems) == 6
+    assert all(any(f"hat/{i}.npy" in problem for problem in report.problems) for i in range(5))
+
+
+def test_tables_of_points_are_not_tables_of_paths(own):
+    (own / "log.csv").write_text("epoch,loss\n1,2\n")
+    assert [found.name for found in check(own).sets] == ["folder"]
+    for path in (own / "hat").iterdir():
+        np.savetxt(path.with_suffix(".csv"), np.load(path), delimiter=",")
+        path.unlink()
+    (problem,) = check(own / "hat").problems
+    assert problem.endswith("it holds 6 clouds: put them into a folder per class")
+
+
+def test_class_folders_of_h5_files_are_class_folders(own):
+    with h5py.File(own / "tie" / "table1.h5", "w") as file:
+        file["data"] = np.random.default_rng(0).normal(size=(3, 40, 3))
+    report = check(own)
+    assert [found.name for found in report.sets] == ["folder"]
+    assert sum(part.shapes for part in report.sets[0].splits) == 15
+
+
+def test_raw_rooms_are_told_what_to_do_with(exported):
+    report = check(exported("s3dis:raw"))
+    assert [found.name for found in report.sets] == ["s3dis:raw"]
+    assert "locotrans data prepare-s3dis" in report.problems[0]
+
+
+def test_a_file_and_no_root(own, own_cache):
+    with pytest.raises(ValueError, match="is a file; name the folder"):
+        check(own / "hat" / "0.npy")
+    own_cache.mkdir(parents=True)
+    assert check().problems == [f"nothing is recognised under {own_cache.parent}"]

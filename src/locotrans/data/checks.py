@@ -1,18 +1,24 @@
 """What lies in a folder: the data sets that are recognised there, their counts, what is wrong."""
 
 import json
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from locotrans.data.clouds import CloudSet
+from locotrans.data.listing import is_table
 from locotrans.data.modelnet import LAYOUTS as MODELNET
+from locotrans.data.own import KEEP, file_sizes
 from locotrans.data.parttext import read_lists
+from locotrans.data.prepared import UnreadableFilesError
 from locotrans.data.registry import load_dataset
-from locotrans.data.roots import Layout, data_root, find_layouts
+from locotrans.data.roots import cache_root, data_root, find_layouts
 from locotrans.data.s3dis import LAYOUT as S3DIS
 from locotrans.data.scanobjectnn import find_scanobjectnn
 from locotrans.data.shapenetpart import LAYOUTS as SHAPENETPART
 
-GENERIC = Layout("", (), ("t*.h5",), "")
+GENERIC = ("train*.h5", "test*.h5")
+RAW_ROOMS = "Area_*/*/Annotations"
 POINTS = (4096, 2048, 1024, 512, 256, 64, 16, 1)
 
 
@@ -27,6 +33,16 @@ class SplitReport:
     parts: dict[str, int]
     """Points on each part, or of each class of a scene."""
     notes: tuple[str, ...]
+    sizes: tuple[int, int, int] | None = None
+    """The least, the median and the greatest number of points of one's own files."""
+
+    def size(self) -> str:
+        """Say how many points a shape has."""
+        least, median, most = self.sizes or (self.points,) * 3
+        more = " or more" if self.sizes and most == KEEP else ""
+        if least == most:
+            return f"{least:,}{more} points"
+        return f"{least:,} to {most:,}{more} points (median {median:,})"
 
 
 @dataclass
@@ -51,7 +67,7 @@ class Report:
     def problems(self) -> list[str]:
         """Everything that is wrong; empty if all that was found can be used."""
         if not self.sets:
-            return [f"nothing is recognised under {self.root}"]
+            return [_nothing(self.root)]
         return [f"{found.name}: {problem}" for found in self.sets for problem in found.problems]
 
     def lines(self, *, classes: bool = True) -> list[str]:
@@ -63,7 +79,7 @@ class Report:
             for part in found.splits:
                 occurring = sum(count > 0 for count in part.classes.values())
                 text.append(
-                    f"  {part.split}: {part.shapes:,} shapes of {part.points:,} points, "
+                    f"  {part.split}: {part.shapes:,} shapes of {part.size()}, "
                     f"{occurring} of {len(part.classes)} classes"
                 )
                 if classes:
@@ -74,7 +90,15 @@ class Report:
                         text.append("    points on parts: " + ", ".join(counts))
                 text += [f"    note: {note}" for note in part.notes]
             text += [f"  problem: {problem}" for problem in found.problems]
-        return text or [f"nothing is recognised under {self.root}"]
+        return text or [_nothing(self.root)]
+
+
+def _nothing(root: Path) -> str:
+    from locotrans.data.readers import FORMATS
+
+    files = sum(path.suffix.lower() in FORMATS for path in root.iterdir() if path.is_file())
+    hint = f"; it holds {files:,} clouds: put them into a folder per class" if files else ""
+    return f"nothing is recognised under {root}{hint}"
 
 
 def check(root: Path | str | None = None) -> Report:
@@ -91,8 +115,10 @@ def check(root: Path | str | None = None) -> Report:
 
 def recognise(root: Path) -> list[tuple[str, Path]]:
     """List the data sets under a folder: names for `load_dataset`, and the root to give it."""
-    if root.suffix == ".csv":
-        return [("csv", root)]
+    if root.is_file():
+        if root.suffix.lower() == ".csv":
+            return [("csv", root)]
+        raise ValueError(f"{root} is a file; name the folder of the data, or a table (.csv)")
     found = [(f"modelnet40:{la.name}", place) for la, place in find_layouts(root, MODELNET)]
     found += [(name, root) for name in find_scanobjectnn(root)]
     found += [(f"shapenetpart:{la.name}", place) for la, place in find_layouts(root, SHAPENETPART)]
@@ -102,21 +128,34 @@ def recognise(root: Path) -> list[tuple[str, Path]]:
         if len(areas) > 1:
             names += [f"s3dis:area{area}" for area in areas]
         found += [(name, place) for name in names or [f"s3dis:area{areas[0]}"]]
+    for place in (root, *_below(root)):
+        if any(place.glob(RAW_ROOMS)):
+            found.append(("s3dis:raw", place))
     taken = {place for _, place in found}
-    for place in (root, *sorted(p for p in root.iterdir() if p.is_dir())):
-        if place not in taken and find_layouts(place, (GENERIC,)):
+    for place in (root, *_below(root)):
+        if place not in taken and any(any(place.glob(mark)) for mark in GENERIC):
             found.append(("hdf5", place))
         elif place not in taken and place != root and find_layouts(place, SHAPENETPART[1:]):
             found.append(
                 (f"shapenetpart:{find_layouts(place, SHAPENETPART[1:])[0][0].name}", place)
             )
-    if not found and list(root.glob("*.csv")):
-        found = [("csv", path) for path in sorted(root.glob("*.csv"))]
-    return found or ([("folder", root)] if any(p.is_dir() for p in root.iterdir()) else [])
+    if not found:
+        found = [("csv", path) for path in sorted(root.glob("*.csv")) if is_table(path)]
+    if not found and _below(root) and root.resolve() != cache_root().resolve():
+        found = [("folder", root)]
+    return found
+
+
+def _below(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir())
 
 
 def _check_set(name: str, folder: Path) -> SetReport:
     report = SetReport(name, folder)
+    if name == "s3dis:raw":
+        remedy = f"`locotrans data prepare-s3dis {folder} OUT` makes the arrays that are read"
+        report.problems.append(f"these are raw annotations: {remedy}")
+        return report
     splits = ["train", "test"]
     if name.startswith("shapenetpart"):
         splits = ["train", "val", "test"]
@@ -126,7 +165,7 @@ def _check_set(name: str, folder: Path) -> SetReport:
         splits = [split for split in splits if any(folder.glob(f"{split}*.h5"))]
     for split in splits:
         try:
-            _check_split(report, split)
+            (_check_own if name in ("folder", "csv") else _check_split)(report, split)
         except (ValueError, OSError, json.JSONDecodeError) as error:
             report.problems.append(f"{split}: {' '.join(str(error).split())}")
     return report
@@ -141,6 +180,27 @@ def _check_split(report: SetReport, split: str) -> None:
         except ValueError as error:
             if "ask for fewer" not in str(error) or points == POINTS[-1]:
                 raise
+    _count(report, clouds)
+
+
+def _check_own(report: SetReport, split: str) -> None:
+    """Load the files of a split that can be read, and name every other one."""
+    name, skip = report.name, False
+    try:
+        sizes = file_sizes(name, report.folder, split)
+    except UnreadableFilesError as error:
+        report.problems += [f"{split}: {' '.join(reason.split())}" for reason in error.reasons]
+        if error.total == len(error.reasons):
+            return
+        skip = True
+        sizes = file_sizes(name, report.folder, split, skip=True)
+    name += ":skip=true" if skip else ""
+    clouds = load_dataset(name, split, root=report.folder, points=min(sizes))
+    middle = round(statistics.median(sizes))
+    _count(report, clouds, (min(sizes), middle, max(sizes)))
+
+
+def _count(report: SetReport, clouds: CloudSet, sizes: tuple[int, int, int] | None = None) -> None:
     report.up = clouds.up
     count, parts = clouds.points.shape[1], {}
     if clouds.parts is not None:
@@ -148,5 +208,7 @@ def _check_split(report: SetReport, split: str) -> None:
         numbers = known.bincount(minlength=len(clouds.part_names))
         parts = dict(zip(clouds.part_names, numbers.tolist(), strict=True))
     report.splits.append(
-        SplitReport(split, len(clouds), count, clouds.class_counts, parts, clouds.notes)
+        SplitReport(
+            clouds.split, len(clouds), count, clouds.class_counts, parts, clouds.notes, sizes
+        )
     )

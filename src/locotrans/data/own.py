@@ -191,6 +191,21 @@ def read_split(
     return prepared(key, listing.folder, sources_of(mine), read)
 
 
+def file_sizes(name: str, root: Path, split: str, *, skip: bool = False) -> list[int]:
+    """Return how many points each file of a split has, up to `KEEP`.
+
+    Args:
+        name: "folder" or "csv".
+        root: The folder or table.
+        split: "train" or "test".
+        skip: Leave out files that cannot be read, instead of raising an error.
+    """
+    listing, seed, share = entries_of(name, root), 0, 0.8
+    mine = choose_split(listing.entries, listing.folder, split, seed, share)
+    ragged = read_split(name, listing, split, mine, KEEP, seed, share, skip)
+    return [size for size in ragged.offsets.diff().tolist() if size > 0]
+
+
 def sources_of(entries: Sequence[Entry]) -> list[Path]:
     """List every file that the entries depend on, each once."""
     from locotrans.data.readers import buffers_of, file_of

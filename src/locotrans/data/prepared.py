@@ -26,6 +26,7 @@ class UnreadableFilesError(ValueError):
         text = f"{len(reasons):,} of {total:,} files cannot be read: {some}"
         super().__init__(f"{text} ({remedy})" if remedy else text)
         self.reasons = tuple(reasons)
+        self.total = total
 
 
 @dataclass(frozen=True, eq=False)
