@@ -1,5 +1,7 @@
 """The compiled loops of the CPU against the plain code that specifies them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -149,3 +151,24 @@ def test_only_where_nothing_else_is_asked_for():
     assert not use_loops(x.double())
     with torch.enable_grad():
         assert not use_loops(x)
+
+
+def test_threads_of_the_user(monkeypatch):
+    """Two threads that evaluate at once get what one gets, and torch keeps its threads."""
+    monkeypatch.setattr(threads, "ALONE", 16)
+    model, points = prepared(create_model("locotrans_dgcnn_light", 5)), torch.randn(2, 130, 3)
+    expected, before = model(points).logits, torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def answer(_):
+        with torch.inference_mode():
+            return model(points).logits
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(answer, range(6)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    for logits in answers:
+        assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
