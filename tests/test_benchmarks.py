@@ -18,9 +18,11 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import alignment
 import compare
+import fuzz_readers
 import kernel_timing
 import network_timing
 import numerics
+import predict_files
 import retrieval
 import speed
 import timing
@@ -252,3 +254,22 @@ def test_alignment_finds_the_same_points_again():
     assert len(found) == 4
     assert found["same points", "refined"]["median"] < 0.1
     assert found["same points", "network"]["shapes"] == 2
+
+
+def test_predict_on_many_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(predict_files, "SIZES", (40, 300))
+    monkeypatch.setattr(predict_files, "BROKEN", 8)
+    out = tmp_path / "files.json"
+    flags = ["--files=24", "--points=32", "--model=pointnet", "--device=cpu", "--out", str(out)]
+    result = predict_files.main(flags)
+    assert json.loads(out.read_text())["results"] == result
+    assert (result["rows"], result["failed"], result["readers"]) == (24, 3, 0)
+    assert result["reading, processor s"] > 0
+    assert all(0 < row["network"] < 1e5 for row in result["MiB"])
+
+
+def test_fuzzing_leaves_a_record(tmp_path):
+    out = tmp_path / "fuzz.json"
+    result = fuzz_readers.main(["--mutations=60", "--out", str(out)])
+    assert result["refused"] + result["read in spite of damage"] == 60
+    assert json.loads(out.read_text())["results"] == result

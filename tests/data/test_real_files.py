@@ -1,4 +1,4 @@
-"""Real files in the official layouts, under LOCOTRANS_DATA_DIR; each set is tested if it is there.
+"""Real files in the official layouts, under LOCOTRANS_DATA; each set is tested if it is there.
 
 Counts are those of the releases; where a smaller set in the same layout stands in for a release,
 those of that set.
@@ -15,10 +15,10 @@ from locotrans.data import load_dataset
 from locotrans.data.roots import find_layouts
 from locotrans.data.shapenetpart import LAYOUTS as PART_LAYOUTS
 
-ROOT = Path(os.environ.get("LOCOTRANS_DATA_DIR", "/nonexistent"))
+ROOT = Path(os.environ.get("LOCOTRANS_DATA", "/nonexistent"))
 pytestmark = [
     pytest.mark.data,
-    pytest.mark.skipif(not ROOT.is_dir(), reason="LOCOTRANS_DATA_DIR is not set"),
+    pytest.mark.skipif(not ROOT.is_dir(), reason="LOCOTRANS_DATA is not set"),
 ]
 
 SETS = [
@@ -31,6 +31,16 @@ SETS = [
     ("shapenetpart:hdf5", "hdf5_data", 2048, "y", 16, 16, (12137, 2874)),
     ("shapenetpart:normal", "psb", 2048, "y", 19, 19, (228, 152)),
 ]
+
+
+MODELNET40 = """airplane 626 100, bathtub 106 50, bed 515 100, bench 173 20, bookshelf 572 100,
+bottle 335 100, bowl 64 20, car 197 100, chair 889 100, cone 167 20, cup 79 20, curtain 138 20,
+desk 200 86, door 109 20, dresser 200 86, flower_pot 149 20, glass_box 171 100, guitar 155 100,
+keyboard 145 20, lamp 124 20, laptop 149 20, mantel 284 100, monitor 465 100, night_stand 200 86,
+person 88 20, piano 231 100, plant 240 100, radio 104 20, range_hood 115 100, sink 128 20,
+sofa 680 100, stairs 124 20, stool 90 20, table 392 100, tent 163 20, toilet 344 100,
+tv_stand 267 100, vase 475 100, wardrobe 87 20, xbox 103 20"""
+"""Training and test shapes of each class in the release."""
 
 
 def need(name: str) -> Path:
@@ -85,6 +95,13 @@ def test_modelnet40_loads_in_seconds():
     assert sum(len(clouds) for clouds in sets) == 12311
     assert all(clouds.class_counts[kind] > 0 for clouds in sets for kind in clouds.class_names)
     assert seconds < 5
+
+
+def test_modelnet40_has_the_shapes_of_each_class():
+    rows = [row.split() for row in MODELNET40.split(",")]
+    for column, split in enumerate(("train", "test"), start=1):
+        clouds = load_dataset("modelnet40", split, root=need("modelnet40_ply_hdf5_2048"))
+        assert clouds.class_counts == {row[0]: int(row[column]) for row in rows}
 
 
 def test_shapenetpart_whole():
