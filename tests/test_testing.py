@@ -1,5 +1,6 @@
 """The kit finds what it should, says what it found, and leaves no trace."""
 
+import functools
 import math
 import re
 from typing import NamedTuple
@@ -208,6 +209,49 @@ def test_buffers_are_put_back_after_a_failure_too(points):
     assert model[1].num_batches_tracked == 0
 
 
+WRAPPED = nn.Sequential(nn.Flatten(1), nn.BatchNorm1d(60)).double()
+
+
+def wrappings(module):
+    def named(points, network):
+        return network(points)
+
+    def function(points):
+        return inner(points)
+
+    def inner(points):
+        return function(points) if points is None else module(points)
+
+    return {
+        "lambda": lambda p: module(p),
+        "nested": function,
+        "list": (lambda modules: lambda p: [m(p) for m in modules])([module]),
+        "method": module.forward,
+        "partial": functools.partial(named, network=module),
+        "global": lambda p: WRAPPED(p),
+    }
+
+
+@pytest.mark.parametrize("how", wrappings(WRAPPED))
+def test_a_wrapped_module_keeps_its_state(points, how):
+    module = WRAPPED.train()
+    module[1].reset_running_stats()
+    with pytest.raises(AssertionError, match="not invariant"):
+        assert_invariant(wrappings(module)[how], points)
+    assert module[1].num_batches_tracked == 0
+    assert torch.equal(module[1].running_mean, torch.zeros(60))
+    assert_batch_independent(wrappings(module)[how], points)  # in eval mode
+    assert module.training
+    assert module[1].training
+
+
+def test_one_rotation(points):
+    R = axis_rotation("z", torch.tensor(1.0, dtype=torch.float64))
+    assert assert_invariant(lengths, points, rotations=R) < 1e-14
+    with pytest.raises(AssertionError, match=r"by 57.3 degrees .* \(1 of 1\)"):
+        assert_invariant(lambda p: p, points, rotations=R)
+
+
 def test_batch_mates(points):
     assert_batch_independent(lengths, points)
     model = Dropping().double().train()
@@ -273,7 +317,9 @@ def test_seeds_and_numbers_of_rotations(points):
         (lambda p: assert_permutation_invariant(lengths, p, permutations=0), "at least one perm"),
         (lambda p: assert_invariant(lengths, p.long().float()[:, :0]), r"shape \(b, n, 3\)"),
         (lambda p: assert_invariant(lengths, p, output="logits"), "has no 'logits'"),
-        (lambda p: assert_invariant(lambda p: "text", p), "no tensor to check"),
+        (lambda p: assert_invariant(lambda p: "text", p), "of type str, holds no floating-point"),
+        (lambda p: assert_invariant(lambda p: p.numpy(), p), "of type numpy.ndarray, holds no"),
+        (lambda p: assert_invariant(lengths, p, rotations=MIRROR[None]), "got \\(1, 1, 3, 3"),
         (lambda p: assert_permutation_equivariant(volume, p), "does not run over the points"),
     ],
 )

@@ -406,13 +406,16 @@ def load_test(
     from locotrans.data import load_dataset
     from locotrans.models import model_task
     from locotrans.training import load_weights
+    from locotrans.training.record import check_writable
 
+    if json is not None:
+        if not json.parent.is_dir():
+            raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
+        check_writable(json)
     model, metadata = load_weights(weights)
     for key in ("data", "points", "class_names"):
         if key not in metadata:
             raise ValueError(f"{weights} does not say what it was trained on: it has no {key!r}")
-    if json is not None and not json.parent.is_dir():
-        raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)

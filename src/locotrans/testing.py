@@ -13,10 +13,14 @@ names the error, the tolerance, the output and the transformation::
 at all, float32 shows how much of it rounding leaves.
 **State.** A module keeps the mode that it is in, training or eval. Both calls of a comparison start
 from the same random state, so that dropout drops the same units, and buffers (running statistics
-of batch norm) and the global random state are put back afterwards. Nothing is differentiated.
+of batch norm) and the global random state are put back afterwards. Nothing is differentiated. The
+modules of a callable are found where it is one, a method or a partial application of one, or a
+function that refers to them by name; give the module itself where it is hidden deeper.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,7 +50,7 @@ def assert_invariant(
     points: Float[Tensor, "b n 3"],
     *,
     output: Output = None,
-    rotations: int | Float[Tensor, "r 3 3"] = 4,
+    rotations: int | Float[Tensor, "*r 3 3"] = 4,
     seed: int = 0,
     tolerance: float | None = None,
 ) -> float:
@@ -57,7 +61,7 @@ def assert_invariant(
         points: the clouds to try.
         output: what to check; by default ``logits`` where the answer has them, else every
             floating-point tensor in it.
-        rotations: how many random rotations, or the matrices themselves (any linear maps).
+        rotations: how many random rotations, or the matrices themselves (any linear maps), or one.
         seed: of the rotations and of the calls.
         tolerance: relative error allowed; by default that of `TOLERANCES`.
 
@@ -80,7 +84,7 @@ def assert_equivariant(
     *,
     output: Output = None,
     dim: int | None = None,
-    rotations: int | Float[Tensor, "r 3 3"] = 4,
+    rotations: int | Float[Tensor, "*r 3 3"] = 4,
     seed: int = 0,
     tolerance: float | None = None,
 ) -> float:
@@ -92,7 +96,7 @@ def assert_equivariant(
         output: what to check; by default every floating-point tensor of the answer.
         dim: the axis, of size 3, on which a rotation acts; by default the last but one of an output
             with four axes or more, ``(b, n, 3, c)``, and the last of any other.
-        rotations: how many random rotations, or the matrices themselves (any linear maps).
+        rotations: how many random rotations, or the matrices themselves (any linear maps), or one.
         seed: of the rotations and of the calls.
         tolerance: relative error allowed; by default that of `TOLERANCES`.
 
@@ -239,10 +243,10 @@ def assert_batch_independent(
             yield f"cloud {i} alone", cloud, only(i)
             yield f"cloud {i} beside {size} random clouds", torch.cat([cloud, mates]), only(i)
 
-    module = _module(model)
-    modes = [] if module is None else [(m, m.training) for m in module.modules()]
+    modules = _modules(model)
+    modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
-        if module is not None:
+        for module in modules:
             module.eval()
         kind = "independent of its batch"
         return _compare(model, points, transformed(), kind, output, seed, tolerance, first_row=True)
@@ -297,8 +301,7 @@ def _compare(
 @contextmanager
 def undisturbed(model: Model, points: Tensor) -> Iterator[None]:
     """Leave buffers and the global random state as they were found; track no gradient."""
-    module = _module(model)
-    buffers = [] if module is None else [(b, b.clone()) for b in module.buffers()]
+    buffers = [(b, b.clone()) for module in _modules(model) for b in module.buffers()]
     devices = [points.device] if points.is_cuda else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         try:
@@ -308,10 +311,30 @@ def undisturbed(model: Model, points: Tensor) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def _module(model: Model) -> nn.Module | None:
-    """Return the module behind a callable: itself, or the one whose method it is."""
-    owner = getattr(model, "__self__", model)
-    return owner if isinstance(owner, nn.Module) else None
+def _modules(model: Any) -> list[nn.Module]:
+    """Return the modules behind a callable: itself, its object, or what a function refers to."""
+    found: list[nn.Module] = []
+    seen: set[int] = set()
+    ahead = [model]
+    while ahead:
+        x = ahead.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, nn.Module):
+            found.append(x)
+        elif isinstance(x, functools.partial):
+            ahead += [x.func, *x.args, *x.keywords.values()]
+        elif inspect.ismethod(x):
+            ahead.append(x.__self__)
+        elif isinstance(x, tuple | list):
+            ahead += x
+        elif inspect.isfunction(x):
+            names = inspect.getclosurevars(x)
+            # of what is global only the modules: its functions lead all over the program
+            ahead += [y for y in names.globals.values() if isinstance(y, nn.Module)]
+            ahead += names.nonlocals.values()
+    return found
 
 
 def _call(
@@ -333,7 +356,11 @@ def _call(
     if output is None:
         named = {name: x for name, x in named.items() if x.is_floating_point()}
     if not named:
-        raise ValueError("the model's answer holds no tensor to check")
+        kind = f"{type(answer).__module__}.{type(answer).__qualname__}".removeprefix("builtins.")
+        raise ValueError(
+            f"the model's answer, of type {kind}, holds no "
+            f"{'floating-point ' if output is None else ''}tensor to check"
+        )
     return named
 
 
@@ -378,7 +405,9 @@ def _relative_error(value: Tensor, expected: Tensor) -> float:
 def _matrices(rotations: int | Tensor, seed: int) -> Tensor:
     """Return matrices in float64 on the CPU."""
     if isinstance(rotations, Tensor):
-        matrices = rotations.detach().cpu().double()
+        if rotations.dim() not in (2, 3) or rotations.shape[-2:] != (3, 3):
+            raise ValueError(f"rotations must be (r, 3, 3) or (3, 3), got {tuple(rotations.shape)}")
+        matrices = rotations.detach().cpu().double().reshape(-1, 3, 3)
     else:
         generator = torch.Generator().manual_seed(seed)
         matrices = random_rotations(rotations, generator=generator, dtype=torch.float64)

@@ -1,3 +1,5 @@
+import inspect
+
 import jaxtyping
 import pytest
 
@@ -56,7 +58,7 @@ def test_unknown_option():
         create_model("pointnet", k=3)
 
 
-@pytest.mark.parametrize("classes", [0, -3])
+@pytest.mark.parametrize("classes", [0, -3, True])
 def test_impossible_number_of_classes(classes):
     with pytest.raises(
         ValueError, match=f"num_classes must be an integer of at least 1, got {classes}"
@@ -121,3 +123,13 @@ def as_a_user():
 def test_impossible_option(model, option, value, message):
     with pytest.raises(ValueError, match=message):
         create_model(model, **{option: value})
+
+
+def test_lists_of_widths_become_tuples():
+    assert create_model("dgcnn", 3, k=2, widths=[8, 8]).config.widths == (8, 8)
+    with pytest.raises(ValueError, match="widths must be a tuple of integers"):
+        create_model("dgcnn", widths=[])
+
+
+def test_the_signature_shows_the_default_classes():
+    assert inspect.signature(create_model).parameters["num_classes"].default == 40

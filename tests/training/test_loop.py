@@ -2,6 +2,7 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from rich.console import Console
 from locotrans.training import TrainConfig, evaluate, load_weights, train
 from locotrans.training import step as step_module
 from locotrans.training.loop import augment, epoch_order, learning_rate
-from locotrans.training.run import Run
+from locotrans.training.parts import split
+from locotrans.training.run import Run, check_folder
 
 QUIET = Console(file=io.StringIO())
 
@@ -95,8 +97,9 @@ def test_a_folder_of_something_else_is_refused(tiny):
     (tiny.out / "thesis.tex").write_text("all there is")
     with pytest.raises(ValueError, match="holds no run"):
         train(tiny, QUIET)
-    with pytest.raises(ValueError, match="is a file"):
-        train(dataclasses.replace(tiny, out=tiny.out / "thesis.tex"), QUIET)
+    for inside in ("thesis.tex", "thesis.tex/run"):
+        with pytest.raises(ValueError, match=r"thesis\.tex is a file; choose another --out"):
+            train(dataclasses.replace(tiny, out=tiny.out / inside), QUIET)
     assert [path.name for path in tiny.out.iterdir()] == ["thesis.tex"]
 
 
@@ -111,7 +114,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny, 
         return losses._replace(total=losses.total * math.nan) if calls == 5 else losses
 
     monkeypatch.setattr(step_module, "classification_losses", poisoned)
-    with pytest.raises(ValueError, match="finite in step 4 of"):
+    with pytest.raises(ValueError, match=r"finite in step 4 of .* the checkpoint from before is"):
         train(tiny, QUIET)
     model, metadata = load_weights(tiny.out / "checkpoint.safetensors")
     assert metadata["step"] == 4
@@ -121,9 +124,20 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny, 
 
 def test_a_bad_loss_between_checkpoints_is_found_at_the_end_of_the_epoch(tiny):
     config = dataclasses.replace(tiny, lr=1e38, checkpoint_seconds=1e9)
-    with pytest.raises(ValueError, match=r"finite in step [012] of"):
+    with pytest.raises(ValueError, match=r"finite in step [012] of .* there was no checkpoint yet"):
         train(config, QUIET)
     assert not (tiny.out / "checkpoint.safetensors").exists()
+    check_folder(tiny)  # the advice, a lower lr, may be followed in the same folder
+    Run(tiny).open_folder()
+    assert json.loads((tiny.out / "config.json").read_text())["lr"] == tiny.lr
+
+
+def test_a_checkpoint_in_parts_is_not_overlooked(tiny, uncut, tmp_path):
+    shutil.copytree(uncut, tmp_path / "copy")
+    split(tmp_path / "copy" / "checkpoint.safetensors")
+    (tmp_path / "copy" / "record.json").unlink()
+    with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):
+        train(dataclasses.replace(tiny, out=tmp_path / "copy"), QUIET)
 
 
 def test_learning_rate_is_a_cosine():

@@ -122,6 +122,10 @@ def test_cut_long_after_the_checkpoint(tiny, uncut, monkeypatch, checkpoint, cut
         train_until_cut(tiny)
     train(tiny, QUIET)
     assert outcome(tiny.out) == outcome(uncut)
+    lines = (tiny.out / "metrics.jsonl").read_text().splitlines()
+    expected = (uncut / "metrics.jsonl").read_text().splitlines()
+    for line, other in zip(lines, expected, strict=True):
+        assert list(json.loads(line)) == list(json.loads(other))  # in the same order
 
 
 def test_a_full_disk_stops_the_run_and_costs_nothing(tiny, uncut, monkeypatch):

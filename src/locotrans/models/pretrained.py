@@ -66,7 +66,7 @@ def agreed_config(
     for key, value in config.items():
         if key not in trained:
             raise ValueError(f"{name} has no option {key!r}; its options: {', '.join(trained)}")
-        if value != trained[key]:
+        if (tuple(value) if isinstance(value, list) else value) != trained[key]:
             raise ValueError(
                 f"the weights of {name} were trained with {key}={trained[key]!r}, not "
                 f"{value!r}; leave it out, or train the model with it"

@@ -31,6 +31,7 @@ from locotrans.models.segmentation_baselines import (
 
 Task = Literal["classification", "parts", "scenes"]
 """A class for a shape, a part of its category for every point, a class for every point."""
+CLASSES = 40  # ModelNet40's
 SCENES: dict[str, Any] = {"k": 20, "head_widths": (512, 256), "categories": 0}
 """What DGCNN's network for scenes has otherwise than that for parts."""
 
@@ -67,7 +68,7 @@ def list_models(task: Task | None = None) -> list[str]:
 
 
 def model_config(name: str, **overrides: Any) -> Any:
-    """Return the config dataclass of a model, with some fields replaced.
+    """Return the config dataclass of a model, with some fields replaced; lists become tuples.
 
     Raises:
         ValueError: the model, or a field, is not known.
@@ -81,7 +82,8 @@ def model_config(name: str, **overrides: Any) -> Any:
     for key in overrides:
         if key not in known:
             raise ValueError(f"{name} has no option {key!r}; its options: {', '.join(known)}")
-    return replace(config, **overrides)
+    plain = {key: tuple(x) if isinstance(x, list) else x for key, x in overrides.items()}
+    return replace(config, **plain)
 
 
 def model_task(name: str) -> Task:
@@ -91,24 +93,25 @@ def model_task(name: str) -> Task:
 
 
 def create_model(
-    name: str, num_classes: int | None = None, *, pretrained: bool = False, **config: Any
+    name: str, num_classes: int = CLASSES, *, pretrained: bool = False, **config: Any
 ) -> nn.Module:
     """Build a model by name, with fresh weights or with those that come with the package.
 
     Args:
         name: one of `list_models()`.
-        num_classes: how many classes, or parts of all categories together, to tell apart; by
-            default 40, or as the weights do.
+        num_classes: how many classes, or parts of all categories together, to tell apart; the
+            default, with ``pretrained``, is what the weights tell apart.
         pretrained: load the weights of `list_pretrained()`, after checking their SHA-256; the model
             is then in eval mode.
         **config: fields of the model's config to replace, for example ``k=10``.
     """
-    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 1):
+    if not isinstance(num_classes, int) or isinstance(num_classes, bool) or num_classes < 1:
         raise ValueError(f"num_classes must be an integer of at least 1, got {num_classes!r}")
     if not pretrained:
         chosen = model_config(name, **config)
-        return _MODELS[name].build(40 if num_classes is None else num_classes, chosen)
+        return _MODELS[name].build(num_classes, chosen)
     model_config(name)  # a name that is not known is refused here
     path, facts = pretrained_weights(name)
-    trained = model_config(name, **agreed_config(name, facts, num_classes, config))
+    wanted = None if num_classes == CLASSES else num_classes
+    trained = model_config(name, **agreed_config(name, facts, wanted, config))
     return load_pretrained(_MODELS[name].build(facts["num_classes"], trained), path)

@@ -53,6 +53,23 @@ def replacing(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]
             temporary.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Find out before long work, rather than after it, whether a file can be written.
+
+    Raises:
+        UnwritableError: as writing it would.
+    """
+    if path.exists() and not path.is_file():
+        raise UnwritableError(f"cannot write {path}: it is not a file; name another one")
+    path = path.resolve()
+    temporary = path.with_name(path.name + ".tmp")  # what `replacing` writes
+    try:
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace ``path`` by ``content``, or leave it as it was and raise `OSError`."""
     with replacing(path) as file:

@@ -25,11 +25,13 @@ from locotrans.training.config import (
     portable,
     to_json,
 )
+from locotrans.training.parts import LISTING
 from locotrans.training.presets import read_config
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step
 from locotrans.training.tasks import build_model, given, targets, typical_radius
 
+CHECKPOINT = "checkpoint.safetensors"
 # keys of derive_seed: one stream of random numbers for each purpose
 INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION = range(4)
 
@@ -37,24 +39,29 @@ INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION = range(4)
 def check_folder(config: TrainConfig) -> None:
     """Refuse a folder that holds something else than this run.
 
+    Settings may change until there is a checkpoint.
+
     Raises:
         ValueError: naming the settings that differ.
     """
     folder = config.out
-    saved = folder / "config.json"
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir():
+        raise ValueError(f"{place} is a file; choose another --out")
+    saved, checkpoint = folder / "config.json", folder / CHECKPOINT
+    if checkpoint.with_name(CHECKPOINT + LISTING).exists() and not checkpoint.exists():
+        raise ValueError(f"{checkpoint} is in parts; first run: locotrans checkpoint join {folder}")
     if saved.exists():
         before = read_config(saved)
         changed = [
             f"{name} was {getattr(before, name)}, is {getattr(config, name)}"
             for name in differing_keys(before, config)
         ]
-        if changed:
+        if changed and (checkpoint.exists() or (folder / "record.json").exists()):
             raise ValueError(
                 f"{folder} holds a run with other settings ({'; '.join(changed)}); "
                 "repeat its settings to go on with it, or choose another --out"
             )
-    elif folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; choose another --out")
     elif folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
 
@@ -116,7 +123,7 @@ class Run:
     @property
     def checkpoint_path(self) -> Path:
         """The latest checkpoint."""
-        return self.folder / "checkpoint.safetensors"
+        return self.folder / CHECKPOINT
 
     def open_folder(self) -> None:
         """Make the folder, or go to its checkpoint and cut the metrics back to that.
@@ -128,7 +135,7 @@ class Run:
         if process() > 0:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.folder / "config.json").exists():
+        if not (self.checkpoint_path.exists() and (self.folder / "config.json").exists()):
             write_json(self.folder / "config.json", to_json(self.config))
         write_json(self.folder / "environment.json", environment(self.device))
         if self.metrics_path.exists():
@@ -138,8 +145,10 @@ class Run:
 
     def add(self, figures: dict[str, Tensor]) -> None:
         """Count a step and add its figures to the sums, without waiting for the device."""
-        for name, value in figures.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.sums = {  # in the order of the figures, which a checkpoint does not keep
+            name: self.sums[name] + value if name in self.sums else value
+            for name, value in figures.items()
+        }
         bad = ~figures["total"].isfinite() & (self.first_bad_step < 0)
         now = torch.full_like(self.first_bad_step, self.step)  # made on the device, not copied
         self.first_bad_step = torch.where(bad, now, self.first_bad_step)
@@ -154,9 +163,14 @@ class Run:
         if step < 0 and not weights.all():
             step = self.step - 1
         if step >= 0:
+            kept = (
+                "the checkpoint from before is kept"
+                if self.checkpoint_path.exists()
+                else "there was no checkpoint yet"
+            )
             raise ValueError(
                 f"the loss or a weight stopped being finite in step {step} of {self.folder}; "
-                "the checkpoint from before is kept. Lower --lr, or look at the data"
+                f"{kept}. Lower --lr, or look at the data"
             )
 
     def save_checkpoint(self) -> None:
