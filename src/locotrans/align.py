@@ -112,7 +112,7 @@ def shape_vectors(
         raise ValueError(f"{kind} has no equivariant branch; take a LocoTrans or a VN-DGCNN")
     points = torch.as_tensor(clouds).to(next(network.parameters()))
     known = branch.backbone(points)
-    features = [branch.invariants(known.vectors, known.mean)]
+    features = [branch.invariants.of_points(known.vectors, known.mean)]
     if branch is not network:
         features.append(network(points).point_features)
     s = torch.cat(features, dim=-1).double()

@@ -221,6 +221,12 @@ class VNInvariants(nn.Module):
         self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
     ) -> Float[Tensor, "*batch e"]:
         """Return the inner products of every point, those with z_1 first."""
+        return self.of_points(v, mean)
+
+    def of_points(
+        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
+    ) -> Float[Tensor, "*batch e"]:
+        """Do as `forward`, also where that pools."""
         return _inner_products(self.projection(v, mean), v, mean)
 
 
