@@ -58,11 +58,11 @@ def settings() -> Iterator[Setting]:
     """Yield every choice; one with no values is what is in force."""
     launches = {
         "pose": ((32, 64, 128), (64,), (4, 8), (1, 2, 3)),
-        "linear": ((32, 64, 128), (128,), (4, 8), (2, 3, 4)),
-        "max": ((32, 64, 128), (64, 128), (4, 8), (2, 3)),
+        "linear": ((64, 128), (128,), (4, 8), (2, 3, 4), (None, 128)),
+        "max": ((64, 128), (64, 128), (4, 8), (2, 3), (None, 128)),
         "max_backward": ((32, 64, 128), (32, 64, 128), (4, 8), (1, 2)),
         "max_weight": ((32, 64, 128), (64, 128), (4, 8), (2, 3)),
-        "linear_backward": ((32, 64, 128), (32, 64, 128), (4, 8), (1, 2)),
+        "linear_backward": ((32, 64), (32, 64, 128), (4, 8), (1, 2), (None, 128)),
         "pose_backward": ((32, 64), (64,), (4, 8), (1, 2)),
     }
     for name, grid in launches.items():

@@ -90,10 +90,6 @@ def linear_backward_kernel(
     co = tl.arange(0, COP)
     b = tl.program_id(0) * COLS + tl.arange(0, COLS)
     w = load_matrix(weight_ptr, co, b, CI, 1, CO, CI, PRECISION)  # (COP, COLS)
-    scale = load_vector(norm_ptr, b, CIP)
-    shift = load_vector(norm_ptr + CIP, b, CIP)
-    mean = load_vector(norm_ptr + 2 * CIP, b, CIP)
-    gp, gq, gt = gradient_terms(out_norm_ptr, out_sums_ptr, co, inverse, COP)
     dw = tl.zeros((COP, COLS), tl.float32)
     db = tl.zeros((ROWS // 16, 8, COP), tl.float32)
     s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
@@ -101,6 +97,10 @@ def linear_backward_kernel(
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
+        # vectors are loaded here and not before: fewer registers, more programs at a time
+        gp, gq, gt = gradient_terms(out_norm_ptr, out_sums_ptr, co, inverse, COP)
+        scale = load_vector(norm_ptr, b, CIP)
+        shift = load_vector(norm_ptr + CIP, b, CIP)
         s = load_gradient(out_dz_ptr, out_ptr, gp, gq, gt, rows, co, COP, inside)
         x = load_rows(x_ptr, rows, b, CIP, inside)
         a = tl.maximum(x * scale + shift, 0.0)
@@ -117,7 +117,7 @@ def linear_backward_kernel(
         dz = tl.where(a > 0, da, 0.0)
         store_rows(dz_ptr, rows, b, CIP, inside, dz)
         s1 += fold(dz)
-        s2 += fold(dz * (x - mean))
+        s2 += fold(dz * (x - load_vector(norm_ptr + 2 * CIP, b, CIP)))
     rstd = load_vector(norm_ptr + 3 * CIP, b, CIP)
     store_sums(sums_ptr, program, b, CIP, tl.sum(s1, axis=0), tl.sum(s2, axis=0) * rstd)
     store_matrix(dweight_ptr, program, co, b, COP, CIP, dw)

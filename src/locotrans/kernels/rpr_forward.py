@@ -113,22 +113,23 @@ def linear_kernel(
     ci = tl.arange(0, CIP)
     co = tl.arange(0, COP)
     w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COP)
-    bias = load_vector(bias_ptr, co, CO)
-    center = load_vector(center_ptr, co, CO)
-    scale = load_vector(norm_ptr, ci, CIP)
-    shift = load_vector(norm_ptr + CIP, ci, CIP)
     s1 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
+        # vectors are loaded here and not before: fewer registers, more programs at a time
+        scale = load_vector(norm_ptr, ci, CIP)
+        shift = load_vector(norm_ptr + CIP, ci, CIP)
         x = load_rows(x_ptr, rows, ci, CIP, inside)
-        y = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION) + bias
+        y = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION)
+        y += load_vector(bias_ptr, co, CO)
         if MULTIPLY:
             j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
             y *= load_rows(factor_ptr, j, co, COP, inside)
         store_rows(out_ptr, rows, co, COP, inside, y)
         if STATISTICS:
+            center = load_vector(center_ptr, co, CO)
             y = tl.where(inside[:, None], y - center, 0.0)
             s1 += fold(y)
             s2 += fold(y * y)

@@ -28,10 +28,13 @@ class Launch(NamedTuple):
     num_warps: int
     num_stages: int
     """Depth of the software pipeline over the tiles of a program."""
+    registers: int | None = None
+    """Of a thread, at most; what does not fit goes to memory."""
 
     def options(self) -> dict[str, int]:
         """Return what Triton wants to know at a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
 # For an H200: what fits the registers and the shared memory of a multiprocessor.

@@ -143,7 +143,8 @@ def _linear_backward(
         y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
         dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
         CI=ci, CO=co, CIP=cip, COP=cop, ROWS=launch.rows, COLS=columns,
-        MULTIPLY=factor is not None, PRECISION=plan.precision, **launch.options(),
+        MULTIPLY=factor is not None, PRECISION=plan.precision,
+        **launch.options(),
     )  # fmt: skip
     db = _dbias(plan, saved.norms[i], sums) if factor is None else dbias.sum(0)
     gradients = [dweight.sum(0)[:co, :ci], db[:co], sums[1, :co], sums[0, :co]]
