@@ -2,11 +2,14 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
 from locotrans import create_model
-from locotrans.convert import _MODULES, _PROJECTIONS, _RPR, from_authors, our_name
+from locotrans.cli import main
+from locotrans.convert import _MODULES, _PROJECTIONS, _RPR, from_authors, our_name, read_authors
+from locotrans.training import load_weights
 
 CLASSES = 7
 UNUSED = {"bn2": 64, "bn3": 128, "bn4": 256}
@@ -164,3 +167,42 @@ def test_a_tensor_that_is_no_tensor(theirs):
     theirs["linear2.weight"] = "weights"
     with pytest.raises(ValueError, match=r"linear2\.weight.*not a tensor"):
         from_authors(theirs)
+
+
+def test_a_dict_around_the_state_dict(theirs):
+    with pytest.raises(ValueError, match="lies within, under 'state_dict': give that entry"):
+        from_authors({"epoch": 3, "state_dict": theirs})
+
+
+def test_weights_that_are_not_finite(theirs):
+    theirs["linear2.weight"][0, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"'linear2\.weight' holds nan or inf"):
+        from_authors(theirs)
+
+
+def test_convert_writes_weights_that_eval_and_predict_take(theirs, network, tmp_path, capsys):
+    checkpoint, out = tmp_path / "model.t7", tmp_path / "weights.safetensors"
+    torch.save(theirs, checkpoint)
+    main(["convert", str(checkpoint), "--out", str(out)])
+    assert f"with {CLASSES} classes is in" in capsys.readouterr().out
+    model, facts = load_weights(out)
+    assert facts["class_names"] == [str(i) for i in range(CLASSES)]
+    points = torch.randn(1, 32, 3, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model(points).logits, network(points).logits)
+    np.save(tmp_path / "cloud.npy", points[0].numpy())
+    main(["predict", str(tmp_path / "cloud.npy"), "--weights", str(out), "--points", "32"])
+    assert "cloud.npy" in capsys.readouterr().out
+    names = tmp_path / "names.txt"
+    names.write_text("a b")
+    for arguments, reason in {
+        f"convert {checkpoint} --class-names {names}": "names 2 classes",
+        f"convert {names}": "is damaged, or not a state dict",
+        f"eval {checkpoint} --data builtin": f"locotrans convert {checkpoint}",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(arguments.split())
+        assert reason in capsys.readouterr().err, arguments
+    torch.save(None, checkpoint)
+    with pytest.raises(ValueError, match=r"model\.t7: a state dict is a mapping .* NoneType"):
+        read_authors(checkpoint)

@@ -103,6 +103,9 @@ def test_commands_parse(command, monkeypatch, capsys):
         return {"evaluation": {}}
 
     monkeypatch.setattr("locotrans.training.train", train)
+    monkeypatch.setattr(
+        "locotrans.training.segment.segment", lambda *_, **__: parsed.append(command) or 0
+    )
     monkeypatch.setattr(cli, "print_evaluation", lambda result: None)
     monkeypatch.setattr(cli, "shape_flow", lambda *_: parsed.append(command) or [])
     if command == "locotrans demo":

@@ -1,5 +1,6 @@
 """What the README says can be done, can be done."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -80,3 +81,31 @@ def run(command):
     if words[0] == "eval":
         words += ["--rotations", "1"]
     main(words)
+
+
+def percent(share):
+    return f"{100 * share:.1f}%"
+
+
+def record_of(name):
+    return json.loads((ROOT / "benchmarks" / "records" / f"{name}.json").read_text())
+
+
+def test_the_figures_are_those_of_the_records():
+    demo = record_of("demo")["networks"]
+    titles = {
+        "LocoTrans": "LocoTrans",
+        "LocoTrans, Gram-Schmidt": "LocoTrans, Gram-Schmidt frames",
+        "DGCNN": "DGCNN",
+    }
+    for network, title in titles.items():
+        figures = [percent(demo[network][key]) for key in ("accuracy_z_z", "accuracy_z_so3")]
+        assert f"| {title} | {' | '.join(figures)} |" in README
+    text = " ".join(README.split())
+    for name, sentence in {
+        "locotrans_dgcnn_light": "reaches {} about the up axis and {} in any pose",
+        "dgcnn": "DGCNN falls from {} to {}",
+    }.items():
+        measured = record_of(f"learning_{name}")["evaluations"]
+        figures = [percent(measured[rotation]["overall_accuracy"]) for rotation in ("z", "so3")]
+        assert sentence.format(*figures) in text

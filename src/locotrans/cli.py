@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "search": search,
             "export": export,
             "align": align,
+            "convert": convert,
             "info": info,
             "list": list_names,
             "data": data_commands,
@@ -419,7 +420,8 @@ def load_test(
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
-    same = list(clouds.class_names) == metadata["class_names"]
+    numbers = [str(i) for i in range(len(clouds.class_names))]  # where no names are known
+    same = metadata["class_names"] in (list(clouds.class_names), numbers)
     if model_task(metadata["model"]) != "classification":
         same = same and list(clouds.part_names) == metadata.get("part_names")
     if not same:
@@ -955,6 +957,42 @@ def align(
             key: x if isinstance(x, float) else x.tolist() for key, x in found._asdict().items()
         }
         write_json(json, {"a": str(a), "b": str(b), "degrees": found.degrees, **plain})
+
+
+def convert(
+    file: tyro.conf.Positional[Path],
+    /,
+    out: Path = Path("weights.safetensors"),
+    class_names: Path | None = None,
+    points: int = 1024,
+) -> None:
+    """Write weights that the authors' program saved as weights of ours, for `eval` and `predict`.
+
+    Args:
+        file: Their checkpoint, such as model.t7: a state dict of the full or the light network.
+        out: Weights file to write, .safetensors.
+        class_names: Text file with the name of a class in every line, in the order of the labels;
+            without it classes are numbers, and stand for those of any data set with as many.
+        points: Points per shape that the network was trained with.
+    """
+    from locotrans.convert import read_authors
+    from locotrans.training.checkpoint import write_tensors
+    from locotrans.training.config import to_json
+
+    network = read_authors(file)
+    count = network.num_classes
+    names = [str(i) for i in range(count)]
+    if class_names is not None:
+        names = class_names.read_text().split()
+        if len(names) != count:
+            raise ValueError(
+                f"{class_names} names {len(names)} classes, {file} tells {count} apart"
+            )
+    name = CLASSIFIERS[0 if network.config.fusion else 1]
+    facts = {"model": name, "config": to_json(network.config), "num_classes": count}
+    facts |= {"class_names": names, "part_names": [], "data": "modelnet40", "points": points}
+    write_tensors(out, network.state_dict(), {**facts, "converted_from": file.name})
+    print(f"{name} with {count} classes is in {out}")
 
 
 def data_commands() -> None:

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,7 +108,7 @@ def _our_layout(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
+def from_authors(state_dict: Any) -> LocoTrans:
     """Build our network from the authors' state dict, full or light, in eval mode.
 
     The network is the same function: frames as printed, clouds not centred.
@@ -116,8 +118,13 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
             ``torch.load("model.t7", map_location="cpu", weights_only=True)``.
 
     Raises:
-        ValueError: a tensor is unknown, missing or of the wrong shape.
+        ValueError: a tensor is unknown, missing, of the wrong shape, or not finite.
     """
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"a state dict is a mapping of names, not {type(state_dict).__name__}")
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state_dict.get(key), Mapping):
+            raise ValueError(f"the state dict lies within, under {key!r}: give that entry alone")
     ours: dict[str, Tensor] = {}
     for name, tensor in state_dict.items():
         target = our_name(name)
@@ -128,6 +135,8 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
                 raise ValueError(
                     f"{name!r} is of the wrong shape or not a tensor: {error}"
                 ) from None
+            if not ours[target].isfinite().all():
+                raise ValueError(f"{name!r} holds nan or inf: the file is of a run that diverged")
     logits = ours.get("invariant_head.logits.weight")
     if logits is None:
         raise ValueError("the state dict has no 'linear3.weight': it is not a LocoTrans network")
@@ -149,3 +158,24 @@ def from_authors(state_dict: Mapping[str, Tensor]) -> LocoTrans:
         model = model.double()
     model.load_state_dict(ours)
     return model.eval()
+
+
+def read_authors(path: Path) -> LocoTrans:
+    """Build our network from a file that the authors' program saved; nothing in it is executed.
+
+    Raises:
+        ValueError: the file is damaged, holds more than tensors, or is not of their networks.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist or is not a file")
+    try:
+        state_dict = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file makes the reader fail in any way
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"{path} is damaged, or not a state dict that torch.save wrote ({reason})"
+        ) from None
+    try:
+        return from_authors(state_dict)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

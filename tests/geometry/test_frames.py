@@ -72,6 +72,23 @@ def test_closed_form_is_the_printed_formula():
     torch.testing.assert_close(symmetric_frame(x, y), torch.stack([y, x, -z], dim=-1))
 
 
+def test_at_right_angles_an_axis_is_as_consistent_as_the_other_vector():
+    """Eq. 11: u_a1 . u_b1 = v_a2 . v_b2 for the frames of two points a and b, and vice versa."""
+    v1, v2 = (x / x.norm(dim=-1, keepdim=True) for x in pairs(2, 100))
+    right = torch.linalg.cross(v1, v2)
+    right = right / right.norm(dim=-1, keepdim=True)
+
+    def cosines(x):
+        return (x[0] * x[1]).sum(-1)
+
+    for frame in (symmetric_frame, printed_symmetric_frame):
+        U = frame(v1, right)
+        torch.testing.assert_close(cosines(U[..., 0]), cosines(right), rtol=0, atol=1e-5)
+        torch.testing.assert_close(cosines(U[..., 1]), cosines(v1), rtol=0, atol=1e-5)
+        U = frame(v1, v2)  # at other angles it does not hold
+        assert (cosines(U[..., 0]) - cosines(v2)).abs().max() > 0.1
+
+
 def test_symmetric_frame_bisects():
     v1, v2 = pairs(100)
     u1, u2, _ = symmetric_frame(v1, v2).unbind(-1)

@@ -46,14 +46,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header: dict[str, Any] = dict(json.loads((file.metadata() or {})[HEADER]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(
-            f"{path} is damaged or not a safetensors file ({error}); "
-            "restore it from a copy, or train again in a new folder"
-        ) from None
+        hint = "restore it from a copy, or train again in a new folder"
+        if path.suffix in (".t7", ".pt", ".pth"):
+            hint = f"if the authors' program wrote it: locotrans convert {path}"
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}); {hint}") from None
     except (KeyError, TypeError, ValueError):
         raise ValueError(
             f"{path} was not written by locotrans (its header has no {HEADER!r} entry); "
-            "the authors' checkpoints are read by locotrans.convert"
+            "the authors' checkpoints become ours by `locotrans convert`"
         ) from None
     if header.get("format") != FORMAT:
         raise ValueError(
