@@ -65,7 +65,7 @@ def a_function():
 
 
 @NETWORKS
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_edge_by_edge_is_the_same_network(name, training):
     torch.manual_seed(0)
     model = create_model(name, k=6, dropout=0.0).train(training)
@@ -104,6 +104,7 @@ def test_edge_by_edge_refuses_other_networks():
         EdgeByEdge(create_model("locotrans_dgcnn", frames="handcrafted"))
 
 
+@pytest.mark.slow
 def test_speed_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(speed, "SEGMENTERS", ["parts, light"])
     out = tmp_path / "speed.json"

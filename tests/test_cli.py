@@ -257,6 +257,7 @@ def test_mistakes_of_predict(run, tmp_path, capsys):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["cloud.npy", "other.safetensors"]
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_traceback(run, tmp_path):
     np.save(tmp_path / "a.npy", np.eye(3))
     program = [sys.executable, "-c", "from locotrans.cli import main; main()"]

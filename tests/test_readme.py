@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from locotrans.align import write_cloud
 from locotrans.cli import main
@@ -31,6 +32,7 @@ def test_python_examples_run():
         exec(compile(small, "README.md", "exec"), {})
 
 
+@pytest.mark.slow
 def test_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_files()

@@ -29,6 +29,7 @@ def test_examples_are_shown_and_pictures_exist():
                 assert (page.parent / line.split()[1]).is_file(), f"{page}: {line}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", DOCS, tmp_path]

@@ -35,6 +35,12 @@ LOCOTRANS = [name for name in list_models("classification") if name.startswith("
 HEADS = ("logits", "invariant", "equivariant", "fused")
 MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 VARIANTS = list(product(get_args(FrameKind), get_args(RelativePose), (True, False), (True, False)))
+# each of them, half on the light and half on the full network; the other halves are slow
+CASES = [
+    pytest.param(name, *variant, marks=[pytest.mark.slow] * ((i + j) % 2))
+    for i, variant in enumerate(VARIANTS)
+    for j, name in enumerate(LOCOTRANS)
+]
 
 
 def random_clouds(n=POINTS, *, clouds=CLOUDS, seed=1, dtype=torch.float64):
@@ -73,9 +79,8 @@ def without_shape_checks():
 
 
 @pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("name", LOCOTRANS)
 @pytest.mark.parametrize(
-    ("frames", "pose", "fusion", "reference"), VARIANTS, ids=lambda value: str(value)
+    ("name", "frames", "pose", "fusion", "reference"), CASES, ids=lambda value: str(value)
 )
 def test_every_variant_is_invariant(name, frames, pose, fusion, reference):
     options = {
@@ -159,7 +164,13 @@ def test_translation_changes_nothing(name):
     assert change(after.logits, before.logits) <= 1e-8
 
 
-@pytest.fixture(scope="module", params=LOCOTRANS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("locotrans_dgcnn", marks=pytest.mark.slow),
+        "locotrans_dgcnn_light",
+    ],
+)
 def real(request):
     """A named network at its real width."""
     return trained(request.param)

@@ -60,7 +60,12 @@ def judged(certificate, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["locotrans_dgcnn", "locotrans_dgcnn_light", "vn_dgcnn", "locotrans_dgcnn_partseg"],
+    [
+        pytest.param("locotrans_dgcnn", marks=pytest.mark.slow),
+        "locotrans_dgcnn_light",
+        pytest.param("vn_dgcnn", marks=pytest.mark.slow),
+        "locotrans_dgcnn_partseg",
+    ],
 )
 def test_our_networks_pass(name, clouds, short_climb):
     certificate = certify_target(declared(tiny(name), name), clouds, **QUICK)

@@ -44,8 +44,6 @@ def relative(a, b):
 
 QUICK = {
     ("full", True),
-    ("light", False),
-    ("dgcnn", True),
 }  # the rest is slow when interpreted
 CASES = [
     pytest.param(name, training, marks=[] if (name, training) in QUICK else [pytest.mark.slow])

@@ -108,6 +108,7 @@ def test_two_processes_train_as_one_and_survive_a_kill(launched, tmp_path):
         assert shared["accuracy"] == pytest.approx(single["accuracy"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_halves_of_a_batch_give_the_gradients_and_statistics_of_the_whole(launched):
     config, model, batch = launched
     classification_losses(model(batch["points"]), batch["labels"]).total.backward()

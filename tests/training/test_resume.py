@@ -75,6 +75,7 @@ def outcome(folder):
     return metadata["sha256"], metadata["step"], lines
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tiny, uncut, tmp_path):
     config_file = tmp_path / "config.json"
     config_file.write_text(json.dumps(to_json(tiny)))

@@ -432,6 +432,7 @@ def drag(page):
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+@pytest.mark.slow
 def test_the_live_page_in_a_browser(browser, server, tmp_path):
     page = open_page(browser, server.url)
     answer = page.locator('article[data-network="0"]').get_attribute("data-answer")
