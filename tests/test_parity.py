@@ -54,6 +54,7 @@ def test_evaluation_agrees(recorded, model):
     assert torch.equal(ours, recorded["eval/knn_index_layer1"].long().sort(-1).values)
 
 
+@pytest.mark.slow  # half a minute; .ci/run runs it
 def test_training_losses_and_gradients_agree(recorded, model):
     for module in model.train().modules():
         if isinstance(module, torch.nn.Dropout):
