@@ -203,6 +203,7 @@ def test_mistakes_are_named(clouds):
         certify(lambda p: lengths(p) / 0, clouds, **QUICK)
 
 
+@pytest.mark.slow
 def test_json_and_picture(clouds, tmp_path):
     certificate = certify(Planted(clouds, degrees=40.0), clouds, radius=72.0, keeps=KEEPS)
     write_json(tmp_path / "certificate.json", certificate.to_json())

@@ -158,6 +158,7 @@ def unfinished(tiny, monkeypatch):
     return tiny
 
 
+@pytest.mark.slow
 def test_a_moved_folder_goes_on(unfinished, uncut, tmp_path):
     moved = dataclasses.replace(unfinished, out=unfinished.out.rename(tmp_path / "moved"))
     train(moved, QUIET)

@@ -79,6 +79,7 @@ def turned(file, to, seed=0, scale=3.0, shift=(5.0, -2.0, 1.0)):
     return to
 
 
+@pytest.mark.slow
 def test_the_same_shape_in_another_pose_comes_first(tmp_path, weights):
     """200 queries by a network with fresh weights, at least 99% right."""
     files = write_shapes(tmp_path / "shapes", 200)

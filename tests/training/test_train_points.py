@@ -82,6 +82,7 @@ def test_a_cut_run_ends_with_the_same_weights(parts_run, tmp_path, monkeypatch):
         assert torch.equal(a, b), name
 
 
+@pytest.mark.slow
 def test_eval_and_segment_on_the_command_line(parts_run, tmp_path, capsys):
     out, _ = parts_run
     result = tmp_path / "result.json"
