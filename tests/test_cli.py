@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from locotrans import __version__
-from locotrans.cli import level, main, shape_flow
+from locotrans.cli import main
+from locotrans.cli.describe import level, shape_flow
 from locotrans.models import create_model
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
@@ -278,7 +279,7 @@ def test_unknown_flags_and_choices(arguments, capsys):
 
 def test_layouts_that_help_names_can_be_exported():
     """An example of a help text is a promise."""
-    from locotrans.cli import export_data
+    from locotrans.cli.data import export_data
     from locotrans.data.exports import LAYOUTS
 
     line = re.search(r"for example (.*)\.", export_data.__doc__)
@@ -293,7 +294,7 @@ def test_data_sets_that_help_names_can_be_loaded(tmp_path):
     from locotrans.data import list_datasets, load_dataset
     from locotrans.data.exports import LAYOUTS
 
-    pages = [Path(cli.__file__), *Path(__file__).parent.parent.glob("*.md")]
+    pages = [*Path(cli.__file__).parent.glob("*.py"), *Path(__file__).parent.parent.glob("*.md")]
     pages += Path(__file__).parent.parent.glob("docs/*.md")
     pattern = rf"\b(?:{'|'.join(list_datasets())}):[a-z][\w=.,]*\w"
     names = {name for page in pages for name in re.findall(pattern, page.read_text())}

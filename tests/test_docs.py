@@ -106,8 +106,10 @@ def test_commands_parse(command, monkeypatch, capsys):
     monkeypatch.setattr(
         "locotrans.training.segment.segment", lambda *_, **__: parsed.append(command) or 0
     )
-    monkeypatch.setattr(cli, "print_evaluation", lambda result: None)
-    monkeypatch.setattr(cli, "shape_flow", lambda *_: parsed.append(command) or [])
+    monkeypatch.setattr("locotrans.cli.learn.print_evaluation", lambda result: None)
+    monkeypatch.setattr(
+        "locotrans.cli.describe.shape_flow", lambda *_: parsed.append(command) or []
+    )
     if command == "locotrans demo":
         with pytest.raises(SystemExit) as caught:
             cli.main(["demo", "--help"])

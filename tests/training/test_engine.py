@@ -187,7 +187,7 @@ def test_stop_after_on_the_command_line(tmp_path, capsys, monkeypatch):
 def test_a_preset_on_the_command_line(monkeypatch):
     seen = []
     monkeypatch.setattr("locotrans.training.train", lambda config, stop_after: seen.append(config))
-    monkeypatch.setattr("locotrans.cli.print_evaluation", lambda result: None)
+    monkeypatch.setattr("locotrans.cli.learn.print_evaluation", lambda result: None)
     for words in ("--preset modelnet40 --model locotrans_dgcnn --seed 3", "--preset=modelnet40"):
         with pytest.raises(TypeError):  # there is no record
             main(["train", *words.split()])

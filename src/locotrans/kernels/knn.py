@@ -217,49 +217,21 @@ def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tens
         else:  # TF32 errors would exceed the distances that are compared
             with float32_products("highest"), torch.autocast(x.device.type, enabled=False):
                 source = torch.bmm(x[:, first : first + rows], x.mT)
-        select = _select if n <= COLUMNS else _select_blocks
-        select(source, squares, absolute, relative, out, first, rows, k, coordinates)
+        if n <= COLUMNS:
+            groups = max(GROUPS, triton.next_power_of_2(2 * k))
+            slots = max(SLOTS, triton.next_power_of_2(2 * k))
+            scratch = torch.empty(2, b, rows, slots, device=x.device)  # values, and their columns
+            _select_kernel[(rows, b)](
+                source, squares, absolute, relative, scratch[0], scratch[1].view(torch.int32),
+                out, first, rows, n, k,
+                COORDINATES=coordinates, COLUMNS=max(2 * groups, triton.next_power_of_2(n)),
+                GROUPS=groups, SLOTS=slots, num_warps=1,
+            )  # fmt: skip
+        else:
+            candidates = min(k + SPARE, n)
+            _select_blocks_kernel[(triton.cdiv(rows, ROWS), b)](
+                source, squares, absolute, relative, out, first, rows, n, k, candidates,
+                COORDINATES=coordinates, ROWS=ROWS, COLUMNS=COLUMNS,
+                SLOTS=triton.next_power_of_2(candidates), num_warps=1,
+            )  # fmt: skip
     return out.long()
-
-
-def _select(
-    source: Tensor,
-    squares: Tensor,
-    absolute: Tensor,
-    relative: float,
-    out: Tensor,
-    first: int,
-    rows: int,
-    k: int,
-    coordinates: bool,
-) -> None:
-    b, n = absolute.shape
-    groups = max(GROUPS, triton.next_power_of_2(2 * k))
-    columns = max(2 * groups, triton.next_power_of_2(n))
-    slots = max(SLOTS, triton.next_power_of_2(2 * k))
-    values = torch.empty(b, rows, slots, device=out.device)
-    places = torch.empty(b, rows, slots, dtype=torch.int32, device=out.device)
-    _select_kernel[(rows, b)](
-        source, squares, absolute, relative, values, places, out, first, rows, n, k,
-        COORDINATES=coordinates, COLUMNS=columns, GROUPS=groups, SLOTS=slots, num_warps=1,
-    )  # fmt: skip
-
-
-def _select_blocks(
-    source: Tensor,
-    squares: Tensor,
-    absolute: Tensor,
-    relative: float,
-    out: Tensor,
-    first: int,
-    rows: int,
-    k: int,
-    coordinates: bool,
-) -> None:
-    b, n = absolute.shape
-    candidates = min(k + SPARE, n)
-    _select_blocks_kernel[(triton.cdiv(rows, ROWS), b)](
-        source, squares, absolute, relative, out, first, rows, n, k, candidates,
-        COORDINATES=coordinates, ROWS=ROWS, COLUMNS=COLUMNS,
-        SLOTS=triton.next_power_of_2(candidates), num_warps=1,
-    )  # fmt: skip

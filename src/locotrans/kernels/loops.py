@@ -5,6 +5,8 @@ and writes its rows of ``out``. The innermost loop runs over channels, which lie
 that it becomes vector instructions. All arrays are float32, ``index`` is int32.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -12,9 +14,19 @@ SLOPE = np.float32(0.2)
 EPS = np.float32(1e-6)
 BLOCK = 16  # distances whose minimum is taken before any of them is looked at
 # rounding may be saved, and there are no nans; the order of sums stays
-loop = njit(
-    cache=True, nogil=True, error_model="numpy", fastmath={"contract", "nnan", "nsz", "arcp"}
-)
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "fastmath": {"contract", "nnan", "nsz", "arcp"},
+}
+
+
+def loop(function):
+    """Compile a function when it is first called, and keep the result on disk for later."""
+    try:
+        return njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # no folder can be written to
+        return njit(**OPTIONS)(function)
 
 
 @loop

@@ -1,5 +1,6 @@
 """DGCNN and VN-DGCNN for segmentation, read out for every point as LocoTrans is."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +58,7 @@ class VNDGCNNSegmenterConfig(DGCNNSegmenterConfig):
         check_options(self, at_least=4)
 
 
-class Segmenter(nn.Module):
+class Segmenter(nn.Module, ABC):
     """A backbone, and a head on what it knows of a point, of the shape, and of its category."""
 
     def __init__(
@@ -72,11 +73,11 @@ class Segmenter(nn.Module):
         self.hidden = HeadLayer(known, first, config.dropout, bias=False)
         self.head = make_head(first, widths, num_classes, config.dropout)
 
+    @abstractmethod
     def known(
         self, points: Float[Tensor, "b n 3"], colors: Float[Tensor, "b n 3"] | None
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
         """Return the features of every point and those of the shape."""
-        raise NotImplementedError
 
     def forward(
         self,

@@ -1,0 +1,64 @@
+"""`locotrans data`: data sets on disk."""
+
+from pathlib import Path
+
+import tyro
+
+
+def data_commands() -> None:
+    """Check, export and prepare data sets: `locotrans data --help`."""
+
+
+def check_data(root: tyro.conf.Positional[Path | None] = None, /, classes: bool = False) -> None:
+    """Say which data sets lie in a folder, what they hold, and what is wrong.
+
+    Args:
+        root: Folder to look into, or a table of paths and labels; by default as for `train`: the
+            environment variable LOCOTRANS_DATA, then the cache folder.
+        classes: Count the shapes of every class too.
+    """
+    from locotrans.data import check
+
+    report = check(root)
+    for line in report.lines(classes=classes):
+        print(line)
+    if report.problems:
+        more = f"; and {len(report.problems) - 3} more, above" if len(report.problems) > 3 else ""
+        raise ValueError("; ".join(report.problems[:3]) + more)
+
+
+def export_data(
+    layout: tyro.conf.Positional[str],
+    out: tyro.conf.Positional[Path],
+    /,
+    train: int = 200,
+    test: int = 60,
+    points: int = 2048,
+    seed: int = 0,
+) -> None:
+    """Write the built-in set as files of an official layout, to try every path without the data.
+
+    Args:
+        layout: Name and layout, for example modelnet40:hdf5, shapenetpart:normal, s3dis.
+        out: Folder to write into, new or empty; it is then the --root of `train` and `eval`.
+        train: Training shapes.
+        test: Test shapes.
+        points: Points per shape.
+        seed: Seed of the shapes.
+    """
+    from locotrans.data import export
+
+    root = export(layout, out, train=train, test=test, points=points, seed=seed)
+    print(f"{layout} is in {root}")
+
+
+def prepare_rooms(raw: tyro.conf.Positional[Path], out: tyro.conf.Positional[Path], /) -> None:
+    """Turn the raw annotations of S3DIS into the usual arrays of its rooms.
+
+    Args:
+        raw: The unpacked Stanford3dDataset_v1.2_Aligned_Version.
+        out: Folder for the arrays, such as stanford_indoor3d.
+    """
+    from locotrans.data.s3dis_raw import prepare_s3dis
+
+    print(f"{len(prepare_s3dis(raw, out))} rooms are in {out}")

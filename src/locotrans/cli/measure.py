@@ -1,0 +1,211 @@
+"""Commands that measure trained weights on a data set."""
+
+from pathlib import Path
+
+import tyro
+
+from locotrans.cli.shared import (
+    load_test,
+    print_evaluation,
+    protocol_of,
+    shipped_file,
+    write_result,
+)
+from locotrans.data.corruptions import SEVERITIES
+from locotrans.data.transforms import RotationProtocol
+from locotrans.training.perturb import LADDERS, NOISE
+
+
+def evaluate(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
+    exclude: Path | None = None,
+    json: Path | None = None,
+    split: str = "test",
+    points: int | None = None,
+    shapes: int | None = None,
+    rotations: int = 3,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights on a data set whose shapes are rotated.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        data: Data set (see `locotrans list`); by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
+        exclude: Text file with the id of a shape in every line, such as airplane_0630; figures
+            without these shapes (say, those whose mesh is in the training set too) are added.
+        json: File to write the result to.
+        split: Split of the data set.
+        points: Points per shape; by default as in training.
+        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        rotations: Rotations of each shape.
+        seed: Seed of the rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from locotrans.training import evaluate as measure
+    from locotrans.training.record import find_device
+
+    place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
+    model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
+    result = measure(
+        model,
+        clouds,
+        rotation,
+        rotations_per_shape=rotations,
+        seed=seed,
+        batch_size=batch_size,
+        device=place,
+        excluded=() if exclude is None else exclude.read_text().split(),
+    )
+    print_evaluation(result)
+    write_result(json, result, weights, metadata, place)
+
+
+def perturb(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
+    json: Path | None = None,
+    split: str = "test",
+    points: int | None = None,
+    shapes: int | None = None,
+    noise: tuple[float, ...] = NOISE,
+    dropped: tuple[int, ...] | None = None,
+    corruptions: tuple[str, ...] = LADDERS,
+    severities: tuple[int, ...] = SEVERITIES,
+    rotations: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights under noise, dropped points and corruptions of growing severity.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        data: Data set, as for `eval`; by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each perturbed shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
+        json: File to write the result to, with every head.
+        split: Split of the data set.
+        points: Points per shape; by default as in training.
+        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        noise: Deviations of the noise, in radii of the cloud: the paper's Tab. 9.
+        dropped: Numbers of points that are dropped; by default those of the paper's Tab. 9 (0, 100,
+            200 and 300 of 1,024), of a smaller cloud the same shares.
+        corruptions: Ladders of corruptions; without a name after it, none.
+        severities: Steps of the ladders, from 1 to 5.
+        rotations: Rotations of each shape.
+        seed: Seed of the perturbations and rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from locotrans.training.perturb import perturb as measure
+    from locotrans.training.perturb import perturbation_tables
+    from locotrans.training.record import find_device
+
+    place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
+    model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("cases", total=None)
+        result = measure(
+            model,
+            clouds,
+            noise=noise,
+            dropped=dropped,
+            corruptions=corruptions,
+            severities=severities,
+            rotation=rotation,
+            rotations_per_shape=rotations,
+            seed=seed,
+            batch_size=batch_size,
+            device=place,
+            report=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    console = Console()
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
+    console.print(*perturbation_tables(result))
+    for case in result["skipped"]:
+        console.print(f"left out: {case}", markup=False)
+    write_result(json, result, weights, metadata, place)
+
+
+def samplings(
+    weights: tyro.conf.Positional[Path],
+    /,
+    data: str | None = None,
+    root: Path | None = None,
+    rotation: RotationProtocol = "so3",
+    pretrained: bool = False,
+    counts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192),
+    dense: int = 8192,
+    json: Path | None = None,
+    split: str = "test",
+    shapes: int | None = None,
+    rotations: int = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Measure trained weights on shapes that are sampled in other ways and numbers.
+
+    Clouds are sampled uniformly by area, by farthest points, by a voxel grid and along scan lines.
+
+    Args:
+        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        data: Data set of dense clouds; by default the one trained on.
+        root: Folder that holds the data set's files.
+        rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
+        pretrained: Take the weights that come with locotrans for the model of that name.
+        counts: Points of the sampled clouds.
+        dense: Points of the clouds that are sampled from.
+        json: File to write the result to.
+        split: Split of the data set.
+        shapes: Shapes to take; by default all.
+        rotations: Rotations of each shape.
+        seed: Seed of the samplings and rotations.
+        batch_size: Shapes at a time.
+        device: Device: auto, cpu, cuda or cuda:INDEX.
+    """
+    from rich.console import Console
+
+    from locotrans.training.record import find_device
+    from locotrans.training.samplings import measure_samplings, samplings_table
+
+    place = find_device(device)
+    weights = shipped_file(weights) if pretrained else weights
+    model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
+    result = measure_samplings(
+        model,
+        clouds,
+        metadata["points"],
+        counts=counts,
+        rotation=rotation,
+        rotations_per_shape=rotations,
+        seed=seed,
+        batch_size=batch_size,
+        device=place,
+    )
+    console = Console()
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
+    console.print(samplings_table(result))
+    write_result(json, result, weights, metadata, place)

@@ -1,0 +1,160 @@
+"""What several commands need: weights and test data, files of results, tables."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+    from torch import nn
+
+    from locotrans.data import CloudSet
+
+CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
+TITLES = {
+    "instance_miou": "instance mIoU",
+    "class_miou": "class mIoU",
+    "miou": "mIoU",
+    "overall_accuracy": "overall",
+    "class_accuracy": "class mean",
+    "rotation_agreement": "agreement",
+}
+"""Figures of an evaluation, as columns."""
+
+
+def load_test(
+    weights: Path,
+    data: str | None,
+    root: Path | None,
+    split: str,
+    points: int | None,
+    shapes: int | None,
+    json: Path | None,
+) -> tuple["nn.Module", dict[str, Any], "CloudSet"]:
+    """Load trained weights, their header, and the data set to measure them on."""
+    from locotrans.data import load_dataset
+    from locotrans.models import model_task
+    from locotrans.training import load_weights
+    from locotrans.training.record import check_writable
+
+    if json is not None:
+        if not json.parent.is_dir():
+            raise ValueError(f"--json {json}: there is no folder {json.parent}; make it first")
+        check_writable(json)
+    model, metadata = load_weights(weights)
+    for key in ("data", "points", "class_names"):
+        if key not in metadata:
+            raise ValueError(f"{weights} does not say what it was trained on: it has no {key!r}")
+    name = data or metadata["data"]
+    points = metadata["points"] if points is None else points
+    clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
+    numbers = [str(i) for i in range(len(clouds.class_names))]  # where no names are known
+    same = metadata["class_names"] in (list(clouds.class_names), numbers)
+    if model_task(metadata["model"]) != "classification":
+        same = same and list(clouds.part_names) == metadata.get("part_names")
+    if not same:
+        raise ValueError(
+            f"{weights} tells other classes apart than data set {name!r} has "
+            f"({other_names(metadata, clouds)}); evaluate it on {metadata['data']!r}"
+        )
+    return model, metadata, clouds
+
+
+def other_names(metadata: dict[str, Any], clouds: "CloudSet") -> str:
+    """Say which classes or parts are only in the weights, or only in the data."""
+    said = []
+    for what, theirs in (("classes", clouds.class_names), ("parts", clouds.part_names)):
+        known = metadata.get("class_names" if what == "classes" else "part_names") or []
+        for where, names in (
+            ("the weights", [name for name in known if name not in theirs]),
+            ("the data", [name for name in theirs if name not in known]),
+        ):
+            if names and known:
+                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+                said.append(f"{what} of {where} alone: {', '.join(names[:5])}{more}")
+    return "; ".join(said) or "in another order"
+
+
+def write_result(
+    path: Path | None,
+    result: dict[str, Any],
+    weights: Path,
+    metadata: dict[str, Any],
+    device: "torch.device",
+) -> None:
+    """Write a measurement to the file of ``--json``, with what it was measured of."""
+    from locotrans.training.record import environment, write_json
+
+    if path is not None:
+        facts = {"weights": str(weights), "training": metadata, "environment": environment(device)}
+        write_json(path, {**result, "model": metadata["model"], **facts})
+
+
+def shipped_file(name: Path) -> Path:
+    """Return the weights that come with the package for a model."""
+    from locotrans.models import pretrained_weights
+
+    return pretrained_weights(str(name))[0]
+
+
+def default_weights() -> Path:
+    """Return the weights that come with the package: the full network's, or the light one's."""
+    from locotrans.models import list_pretrained
+
+    shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
+    if not shipped:
+        raise ValueError(
+            "no trained weights come with locotrans yet; name a run folder of `locotrans train`, "
+            "or a .safetensors file (--weights)"
+        )
+    return shipped_file(Path(shipped[0]))
+
+
+def print_evaluation(result: dict[str, Any]) -> None:
+    """Print what `evaluate` returned as a table of heads."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("head")
+    shown = [key for key in TITLES if key in result]
+    for key in shown:
+        table.add_column(TITLES[key], justify="right")
+    rows = list(result["heads"].items())
+    if "without_excluded" in result:
+        others = result["without_excluded"]["heads"].items()
+        rows += [(f"{head}, without the excluded", figures) for head, figures in others]
+    for head, figures in rows:
+        table.add_row(head, *(f"{100 * figures[key]:.2f}%" for key in shown))
+    console = Console()
+    console.print(protocol_of(result), soft_wrap=True, markup=False)
+    console.print(table)
+    if "categories" in result:
+        shares = {name: [iou] for name, iou in result["categories"].items()}
+        console.print(table_of("category", ["mIoU"], shares))
+    if "classes" in result:
+        shares = {name: [row["iou"], row["accuracy"]] for name, row in result["classes"].items()}
+        console.print(table_of("class", ["IoU", "accuracy"], shares))
+
+
+def table_of(what: str, columns: Sequence[str], rows: dict[str, list[float]]) -> "Table":
+    """Lay out shares by name."""
+    from rich.table import Table
+
+    table = Table()
+    table.add_column(what)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, shares in rows.items():
+        table.add_row(name, *(f"{100 * share:.2f}%" for share in shares))
+    return table
+
+
+def protocol_of(result: dict[str, Any]) -> str:
+    """Say in a line what was measured how."""
+    axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
+    return (
+        f"{result['data']} {result['split']}, {result['samples']} shapes, "
+        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
+    )
