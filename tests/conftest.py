@@ -20,3 +20,9 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Leave the user's cache folder alone."""
+    os.environ["LOCOTRANS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
