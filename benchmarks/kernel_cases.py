@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import global_index, knn, knn_features
-from locotrans.geometry.vectors import safe_normalize
 from locotrans.kernels import set_kernels
-from locotrans.losses import consistency_loss
+from locotrans.losses import consistency_loss, orthogonality_loss
 from locotrans.models import model_config
 from locotrans.nn.edge import leaky_max, max_mean_pool
 from locotrans.nn.norm import BatchNorm
@@ -215,28 +214,29 @@ def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
     return Case(f"{'frame_conv' if frame else 'edge_max'} {d}", make, forward, backward)
 
 
-def consistency_case(size: Size) -> Case:
+def vector_losses_case(size: Size) -> Case:
     N, k = size.b * size.n, size.k
-    bytes_, gathers, cosines = 24 * N + 4 * k * N, 24 * k * N, k * k * N
+    bytes_, gathers = 24 * N + 4 * k * N, 24 * k * N
 
     def make(size: Size) -> Problem:
-        from locotrans.kernels.consistency import consistency
+        from locotrans.kernels.consistency import vector_losses
 
         neighbors = knn(clouds(size.b, size.n, size.device), size.k)
         index, v = global_index(neighbors), size.draw(3, 2)
 
-        def plain() -> Tensor:
+        def plain() -> tuple[Tensor, Tensor]:
             before = set_kernels("off")
             try:
-                return consistency_loss(v.unflatten(0, (size.b, -1)), neighbors)
+                vectors = v.unflatten(0, (size.b, -1))
+                return orthogonality_loss(vectors), consistency_loss(vectors, neighbors)
             finally:
                 set_kernels(before)
 
-        return Problem(lambda: consistency(safe_normalize(v, dim=-2), index), plain, [v])
+        return Problem(lambda: vector_losses(v, index), plain, [v])
 
-    forward = [Pass(bytes_, gathers, 16 * cosines, INSTRUCTIONS)]
-    backward = [Pass(bytes_ + 48 * N, 2 * gathers, 32 * cosines, INSTRUCTIONS)]
-    return Case("consistency", make, forward, backward)
+    forward = [Pass(bytes_, gathers, 300 * k * N, INSTRUCTIONS)]
+    backward = [Pass(bytes_ + 72 * N, 2 * gathers, 900 * k * N, INSTRUCTIONS)]
+    return Case("vector_losses", make, forward, backward)
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -256,7 +256,7 @@ def cases(size: Size) -> Iterator[Case]:
         for cv, c, d in dict.fromkeys(widths):
             yield rpr_case(size, cv, c, d, refine=config.refine, store=store)
     yield from (pool_case(size, x.vector_embedding) for x in (full, light))
-    yield consistency_case(size)
+    yield vector_losses_case(size)
     yield edge_max_case(size, full.widths[0], frame=True)
     yield from (edge_max_case(size, d) for d in dict.fromkeys(full.widths))
 

@@ -77,18 +77,26 @@ def consistency_loss(
     Differs: Eq. 12 prints the squared difference alone; teacher, stopped gradient and separate
         averages are those of the authors' program.
     """
-    unit = safe_normalize(vectors, dim=-2)
-    if use_kernels(unit):
-        from locotrans.kernels.consistency import consistency
-
-        return consistency(unit.flatten(0, 1), global_index(neighbors))
-    v = gather(unit, neighbors)  # (b, n, k, 3, 2)
+    if use_kernels(vectors):
+        return _vector_terms(vectors, neighbors)[1]
+    v = gather(safe_normalize(vectors, dim=-2), neighbors)  # (b, n, k, 3, 2)
     cosines = torch.einsum("bnaic,bndic->cbnad", v, v)  # (2, b, n, k, k)
     first, second = cosines
     first_teaches = first.mean(-1) > second.mean(-1)  # (b, n, k)
     pull_second = (second - first.detach()).square().mean(-1)
     pull_first = (first - second.detach()).square().mean(-1)
     return _masked_mean(pull_second, first_teaches) + _masked_mean(pull_first, ~first_teaches)
+
+
+def _vector_terms(
+    vectors: Float[Tensor, "b n 3 2"], neighbors: Int[Tensor, "b n k"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return orthogonality and consistency, by the kernel for both where there is one."""
+    if use_kernels(vectors):
+        from locotrans.kernels.consistency import vector_losses
+
+        return vector_losses(vectors.flatten(0, 1), global_index(neighbors))
+    return orthogonality_loss(vectors), consistency_loss(vectors, neighbors)
 
 
 def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
@@ -150,8 +158,8 @@ def classification_losses(
         else cross_entropy(output.logits, labels, smoothing)
     )
     if output.vectors is not None and output.neighbors is not None:
-        terms["orthogonality"] = orthogonality_loss(output.vectors)
-        terms["consistency"] = consistency_loss(output.vectors, output.neighbors)
-        total = total + orthogonality_weight * terms["orthogonality"]
-        total = total + consistency_weight * terms["consistency"]
+        orthogonality, consistency = _vector_terms(output.vectors, output.neighbors)
+        terms |= {"orthogonality": orthogonality, "consistency": consistency}
+        total = torch.add(total, orthogonality, alpha=orthogonality_weight)
+        total = torch.add(total, consistency, alpha=consistency_weight)
     return LossTerms(total=total, **terms)

@@ -1,31 +1,37 @@
-"""The fused consistency loss against `locotrans.losses.consistency_loss` in float64."""
+"""The fused losses of vectors against those of `locotrans.losses` in float64."""
 
 import pytest
 import torch
 
 from locotrans.geometry.neighbors import global_index
-from locotrans.geometry.vectors import safe_normalize
-from locotrans.losses import consistency_loss
+from locotrans.losses import consistency_loss, orthogonality_loss
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from locotrans.kernels.consistency import consistency
+from locotrans.kernels.consistency import vector_losses
 
 
 def fused(vectors, neighbors):
-    return consistency(safe_normalize(vectors, dim=-2).flatten(0, 1), global_index(neighbors))
+    return vector_losses(vectors.flatten(0, 1), global_index(neighbors))
 
 
 def compare(vectors, neighbors, device):
-    """Compare value and gradient; the cotangent is not one."""
+    """Compare values and gradients; the cotangents are neither one nor equal."""
     inputs = vectors.to(device).requires_grad_()
     doubles = vectors.double().requires_grad_()
-    actual, expected = fused(inputs, neighbors.to(device)), consistency_loss(doubles, neighbors)
-    (gradient,) = torch.autograd.grad(3 * actual, inputs)
-    (reference,) = torch.autograd.grad(3 * expected, doubles)
-    assert actual.shape == ()
-    assert abs(actual.item() - expected.item()) <= 1e-5 * max(expected.item(), 1e-2)
-    error = (gradient.cpu().double() - reference).abs().max()
-    assert error <= 1e-4 * reference.abs().max().clamp_min(1e-6)
+    actual = fused(inputs, neighbors.to(device))
+    expected = orthogonality_loss(doubles), consistency_loss(doubles, neighbors)
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == ()
+        assert abs(a.item() - e.item()) <= 1e-5 * max(e.item(), 1e-2)
+    for weights in ((1.0, 0.0), (0.0, 3.0), (0.5, 2.0)):
+        gradient, reference = (
+            torch.autograd.grad(weights[0] * x[0] + weights[1] * x[1], v, retain_graph=True)[0]
+            for x, v in ((actual, inputs), (expected, doubles))
+        )
+        error = (gradient.cpu().double() - reference).abs().max()
+        # one row of cosines that are all wrong would give 1 / rows
+        scale = max(reference.abs().max().item(), 1e-2 * sum(weights) / neighbors[..., 0].numel())
+        assert error <= 1e-4 * scale
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,6 @@ def test_one_axis_teaches_all_rows(teacher, device, generator):
     neighbors = torch.rand(1, 8, 8, generator=generator).topk(6).indices
     compare(vectors, neighbors, device)
     inputs = vectors.to(device).requires_grad_()
-    (gradient,) = torch.autograd.grad(fused(inputs, neighbors.to(device)), inputs)
+    (gradient,) = torch.autograd.grad(fused(inputs, neighbors.to(device))[1], inputs)
     assert (gradient[..., teacher] == 0).all()
     assert (gradient[..., 1 - teacher] != 0).any()

@@ -9,6 +9,7 @@ from locotrans.geometry.frames import (
     printed_symmetric_frame,
     symmetric_frame,
 )
+from locotrans.kernels import use_kernels
 from locotrans.nn.vn import VNProjection
 
 LEARNED_FRAMES = {
@@ -36,6 +37,10 @@ class LCRF(nn.Module):
     ) -> tuple[Float[Tensor, "b n 3 2"], Float[Tensor, "b n 3 3"]]:
         """Return the two vectors, not normalised, and the frames."""
         vectors = self.projection(v.detach(), None if mean is None else mean.detach())
+        if self.kind == "symmetric" and use_kernels(vectors):
+            from locotrans.kernels.frames import symmetric_frames
+
+            return vectors, symmetric_frames(vectors.flatten(0, 1)).unflatten(0, v.shape[:2])
         v1, v2 = vectors.unbind(-1)
         return vectors, LEARNED_FRAMES[self.kind](v1, v2)
 
