@@ -58,7 +58,7 @@ def settings() -> Iterator[Setting]:
     """Yield every choice; one with no values is what is in force."""
     launches = {
         "pose": ((32, 64, 128), (64,), (4, 8), (1, 2, 3)),
-        "linear": ((64, 128), (128,), (4, 8), (2, 3, 4), (None, 128)),
+        "linear": ((64,), (32, 64), (8,), (1, 2, 3), (96, 128)),
         "max": ((64, 128), (64, 128), (4, 8), (2, 3), (None, 128)),
         "max_backward": ((32, 64, 128), (32, 64, 128), (4, 8), (1, 2)),
         "max_weight": ((32, 64, 128), (64, 128), (4, 8), (2, 3)),

@@ -91,12 +91,15 @@ def linear_backward_kernel(
     b = tl.program_id(0) * COLS + tl.arange(0, COLS)
     w = load_matrix(weight_ptr, co, b, CI, 1, CO, CI, PRECISION)  # (COP, COLS)
     dw = tl.zeros((COP, COLS), tl.float32)
-    db = tl.zeros((ROWS // 16, 8, COP), tl.float32)
+    db = tl.zeros((ROWS, COP), tl.float32)
     s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
+        if MULTIPLY:
+            j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
+            factor = load_rows(factor_ptr, j, co, COP, inside)
         # vectors are loaded here and not before: fewer registers, more programs at a time
         gp, gq, gt = gradient_terms(out_norm_ptr, out_sums_ptr, co, inverse, COP)
         scale = load_vector(norm_ptr, b, CIP)
@@ -106,12 +109,11 @@ def linear_backward_kernel(
         a = tl.maximum(x * scale + shift, 0.0)
         if MULTIPLY:
             # out = kernel factor_j
-            j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
             kernel = dot(a, tl.trans(w), PRECISION) + load_vector(bias_ptr, co, CO)
             at = dfactor_ptr + j[:, None] * COP + co[None, :]
             tl.atomic_add(at, s * kernel, mask=inside[:, None], sem="relaxed")
-            s *= load_rows(factor_ptr, j, co, COP, inside)
-            db += fold(s)
+            s *= factor
+            db += s
         da = dot(s, w, PRECISION)
         dw += dot(tl.trans(s), a, PRECISION)
         dz = tl.where(a > 0, da, 0.0)
@@ -122,7 +124,7 @@ def linear_backward_kernel(
     store_sums(sums_ptr, program, b, CIP, tl.sum(s1, axis=0), tl.sum(s2, axis=0) * rstd)
     store_matrix(dweight_ptr, program, co, b, COP, CIP, dw)
     if MULTIPLY:
-        tl.store(dbias_ptr + program * COP + co, tl.sum(tl.sum(db, axis=0), axis=0))
+        tl.store(dbias_ptr + program * COP + co, tl.sum(db, axis=0))
 
 
 @triton.jit

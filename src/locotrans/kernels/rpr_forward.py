@@ -104,20 +104,28 @@ def linear_kernel(
     CIP: tl.constexpr,
     COP: tl.constexpr,
     ROWS: tl.constexpr,
+    COLS: tl.constexpr,
     MULTIPLY: tl.constexpr,
     STATISTICS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """y = W relu(bn(x)) + bias, times the factor of the neighbour j if MULTIPLY."""
-    program = tl.program_id(0)
+    """y = W relu(bn(x)) + bias, times the factor of the neighbour j if MULTIPLY.
+
+    For COLS of the columns of y. Programs that share edges are neighbours in the grid, so x comes
+    from the cache.
+    """
+    program = tl.program_id(1)
     ci = tl.arange(0, CIP)
-    co = tl.arange(0, COP)
-    w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COP)
-    s1 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
-    s2 = tl.zeros((ROWS // 16, 8, COP), tl.float32)
+    co = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COLS)
+    s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for t in range(tiles):
         rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
         inside = rows < edges
+        if MULTIPLY:
+            j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
+            factor = load_rows(factor_ptr, j, co, COP, inside)
         # vectors are loaded here and not before: fewer registers, more programs at a time
         scale = load_vector(norm_ptr, ci, CIP)
         shift = load_vector(norm_ptr + CIP, ci, CIP)
@@ -125,12 +133,10 @@ def linear_kernel(
         y = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION)
         y += load_vector(bias_ptr, co, CO)
         if MULTIPLY:
-            j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
-            y *= load_rows(factor_ptr, j, co, COP, inside)
+            y *= factor
         store_rows(out_ptr, rows, co, COP, inside, y)
         if STATISTICS:
-            center = load_vector(center_ptr, co, CO)
-            y = tl.where(inside[:, None], y - center, 0.0)
+            y = tl.where(inside[:, None], y - load_vector(center_ptr, co, CO), 0.0)
             s1 += fold(y)
             s2 += fold(y * y)
     if STATISTICS:

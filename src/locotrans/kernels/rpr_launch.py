@@ -24,7 +24,7 @@ class Launch(NamedTuple):
     rows: int
     """Points or edges of a tile."""
     columns: int
-    """Output channels (max), input channels (linear backward), at most, of a program."""
+    """Channels, at most, of a program: of the output, or of the input (linear backward)."""
     num_warps: int
     num_stages: int
     """Depth of the software pipeline over the tiles of a program."""
@@ -40,7 +40,7 @@ class Launch(NamedTuple):
 # For an H200: what fits the registers and the shared memory of a multiprocessor.
 LAUNCHES = {
     "pose": Launch(64, 64, 8, 2),
-    "linear": Launch(64, 128, 8, 3),
+    "linear": Launch(64, 64, 8, 3, 128),
     "max": Launch(64, 64, 8, 3),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(64, 64, 8, 2),
@@ -50,7 +50,7 @@ LAUNCHES = {
 }
 FLOAT32_LAUNCHES = {
     "pose": Launch(64, 64, 8, 1),
-    "linear": Launch(64, 128, 8, 1),
+    "linear": Launch(64, 64, 8, 1, 128),
     "max": Launch(64, 64, 8, 1),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(64, 32, 8, 1),
@@ -196,15 +196,16 @@ def _linear(
 ) -> Tensor:
     cop = width(linear.out_features)
     launch = plan.launch("linear")
+    columns = min(launch.columns, cop)
     programs, tiles = plan.tiles(launch.rows, FORWARD_PROGRAMS)
     out = x.new_empty(plan.edges, cop)
     sums = x.new_empty(programs, 2, cop, dtype=torch.float32)
-    forward.linear_kernel[(programs,)](
+    forward.linear_kernel[(cop // columns, programs)](
         x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, out, sums,
         plan.edges, tiles,
         CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=cop, ROWS=launch.rows,
-        MULTIPLY=factor is not None, STATISTICS=plan.training, PRECISION=plan.precision,
-        **launch.options(),
+        COLS=columns, MULTIPLY=factor is not None, STATISTICS=plan.training,
+        PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return out
@@ -238,7 +239,7 @@ def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor) -> Tensor:
     forward.norm_kernel[(cp // 16,)](
         sums, norm.weight, norm.bias, norm.running_mean, norm.running_var,
         norm.num_batches_tracked, out, programs, float(plan.edges), norm.eps, norm.momentum,
-        C=norm.num_features, CP=cp, ROWS=64, COLS=16, TRAINING=plan.training,
+        C=norm.num_features, CP=cp, ROWS=256, COLS=16, TRAINING=plan.training, num_warps=8,
     )  # fmt: skip
     return out
 

@@ -82,7 +82,11 @@ def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
 @triton.jit
 @no_type_check
 def fold(x):
-    """Add rows i and i + 8 of every 16, which one thread holds: sums in half the registers."""
+    """Add rows i and i + 8 of every 16: sums in half the registers.
+
+    One thread holds both if ``x`` is a product, or has its layout. Else they pass through shared
+    memory, much slower: not for a tensor that is only loaded.
+    """
     return tl.sum(tl.reshape(x, (x.shape[0] // 16, 2, 8, x.shape[1])), axis=1)
 
 
