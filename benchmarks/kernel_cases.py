@@ -182,6 +182,23 @@ def pool_case(size: Size, c: int) -> Case:
     return Case(f"pool_projections {c}", make, [Pass(V + z)], [Pass(2 * V + 2 * z)])
 
 
+def embed_case(size: Size, c: int) -> Case:
+    V = 2 * c * size.b * size.n
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.embed import embed_pool
+
+        norm = BatchNorm(c).to(size.device)
+        y = size.draw(c).detach().bfloat16().unflatten(0, (size.b, -1)).requires_grad_()
+
+        def plain() -> Tensor:
+            return max_mean_pool(F.leaky_relu(norm(y.float()), 0.2)).bfloat16()
+
+        return Problem(lambda: embed_pool(y, *norm.statistics())[1], plain, [y, *norm.parameters()])
+
+    return Case(f"embed_pool {c} bfloat16", make, [Pass(V), Pass(2 * V)], [Pass(V), Pass(2 * V)])
+
+
 def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
     N, k = size.b * size.n, size.k
     index, column, gathers = 4 * k * N, 4 * d * N, (12 if frame else 4 * d) * k * N
@@ -224,15 +241,16 @@ def vector_losses_case(size: Size) -> Case:
         neighbors = knn(clouds(size.b, size.n, size.device), size.k)
         index, v = global_index(neighbors), size.draw(3, 2)
 
-        def plain() -> tuple[Tensor, Tensor]:
+        def plain() -> Tensor:
             before = set_kernels("off")
             try:
                 vectors = v.unflatten(0, (size.b, -1))
-                return orthogonality_loss(vectors), consistency_loss(vectors, neighbors)
+                terms = orthogonality_loss(vectors), consistency_loss(vectors, neighbors)
+                return torch.stack(terms)
             finally:
                 set_kernels(before)
 
-        return Problem(lambda: vector_losses(v, index), plain, [v])
+        return Problem(lambda: torch.stack(vector_losses(v, index)), plain, [v])
 
     forward = [Pass(bytes_, gathers, 300 * k * N, INSTRUCTIONS)]
     backward = [Pass(bytes_ + 72 * N, 2 * gathers, 900 * k * N, INSTRUCTIONS)]
@@ -256,6 +274,7 @@ def cases(size: Size) -> Iterator[Case]:
         for cv, c, d in dict.fromkeys(widths):
             yield rpr_case(size, cv, c, d, refine=config.refine, store=store)
     yield from (pool_case(size, x.vector_embedding) for x in (full, light))
+    yield embed_case(size, full.embedding)
     yield vector_losses_case(size)
     yield edge_max_case(size, full.widths[0], frame=True)
     yield from (edge_max_case(size, d) for d in dict.fromkeys(full.widths))

@@ -165,6 +165,7 @@ def test_kernels_against_their_specification(monkeypatch):
         kernel_cases.vn_point_case(size, 3, shared=False),
         kernel_cases.rpr_case(size, 2, 4, 5, refine=True, store=torch.float32),
         kernel_cases.pool_case(size, 3),
+        kernel_cases.vector_losses_case(size),
         kernel_cases.edge_max_case(size, 5),
         kernel_cases.edge_max_case(size, 5, frame=True),
     ]

@@ -19,7 +19,7 @@ from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import center
 from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
-from locotrans.nn.edge import EdgeConv, PointLayer, max_mean_pool
+from locotrans.nn.edge import EdgeConv, PointLayer
 from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import HeadLayer, make_head
@@ -169,11 +169,11 @@ class InvariantBranch(nn.Module):
     def describe(
         self,
         layers: Float[Tensor, "b n d"],
-        embedding: Float[Tensor, "b n c"],
+        pooled: Float[Tensor, "b c2"],
         shape: Float[Tensor, "b e"] | None,
     ) -> Float[Tensor, "b *n h"]:
         """Return the hidden vector: here one a shape, of the embedding pooled over the points."""
-        return self.hidden(max_mean_pool(embedding))
+        return self.hidden(pooled)
 
     def forward(
         self,
@@ -200,8 +200,8 @@ class InvariantBranch(nn.Module):
             neighbors = self._graph(i + 1, x, equivariant)
             layers.append(self._convolve(i, conv, points, x, neighbors, equivariant))
         features = torch.cat(layers, dim=-1)
-        embedding = self.embed(features)
-        return embedding, self.describe(features, embedding, shape)
+        embedding, pooled = self.embed.pooled(features)
+        return embedding, self.describe(features, pooled, shape)
 
     def _graph(
         self, layer: int, x: Float[Tensor, "b n c"], equivariant: EquivariantOutput

@@ -24,7 +24,7 @@ from locotrans.models.output import (
     check_colors,
     check_points,
 )
-from locotrans.nn.edge import PointLayer, max_mean_pool
+from locotrans.nn.edge import PointLayer
 from locotrans.nn.vn import VNPooledInvariants
 
 CATEGORY = 64
@@ -101,11 +101,11 @@ class PointwiseInvariantBranch(InvariantBranch):
     def describe(
         self,
         layers: Float[Tensor, "b n d"],
-        embedding: Float[Tensor, "b n c"],
+        pooled: Float[Tensor, "b c2"],
         shape: Float[Tensor, "b e"] | None,
     ) -> Float[Tensor, "b n h"]:
         """Return the hidden vector of every point."""
-        return self.hidden(layers, join(max_mean_pool(embedding), shape))
+        return self.hidden(layers, join(pooled, shape))
 
 
 def category_channels(config: object) -> int:

@@ -24,7 +24,6 @@ from locotrans.models.segmentation import (
     join,
     point_invariants,
 )
-from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.vn import VNPooledInvariants
 
@@ -116,7 +115,7 @@ class DGCNNSegmenter(Segmenter):
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
         """Return the features of every point and those of the shape."""
         layers = self.backbone.layers(points, colors)
-        return layers, max_mean_pool(self.backbone.embed(layers))
+        return layers, self.backbone.embed.pooled(layers)[1]
 
 
 class VNSegmenter(Segmenter):

@@ -111,6 +111,17 @@ class PointLayer(nn.Module):
             return F.leaky_relu_(F.linear(x, weight.mT, bias), SLOPE)
         return F.leaky_relu(self.norm(self.linear(x)), SLOPE)
 
+    def pooled(
+        self, x: Float[Tensor, "b n c"]
+    ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b d2"]]:
+        """Map the features of every point, and pool them over each cloud by `max_mean_pool`."""
+        if use_kernels(x):
+            from locotrans.kernels.embed import embed_pool
+
+            return embed_pool(self.linear(x), *self.norm.statistics(), SLOPE)
+        embedding = self(x)
+        return embedding, max_mean_pool(embedding)
+
 
 def max_mean_pool(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c2"]:
     """Pool a cloud into one vector: the maximum and the mean over its points, concatenated."""
