@@ -44,12 +44,14 @@ def smoothed_cross_entropy(
     Differs: `torch.nn.functional.cross_entropy` spreads it over all classes; the same mass on the
         others needs ``label_smoothing = smoothing * classes / (classes - 1)``.
     """
+    classes = logits.shape[-1]
+    spread = smoothing * classes / (classes - 1) if classes > 1 else 0.0
+    if use_kernels(logits):
+        from locotrans.kernels.cross_entropy import cross_entropy
+
+        return cross_entropy(logits, labels, spread)
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    classes = logits.shape[-1]
-    if classes < 2:
-        return F.cross_entropy(logits, labels)
-    spread = smoothing * classes / (classes - 1)
     return F.cross_entropy(logits, labels, label_smoothing=spread)
 
 

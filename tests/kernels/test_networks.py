@@ -32,7 +32,7 @@ NETWORKS = {
 
 
 def switch(monkeypatch, on):
-    for room in ("nn.vn", "nn.edge", "nn.graph", "nn.rpr", "nn.lcrf", "losses"):
+    for room in ("nn.vn", "nn.edge", "nn.graph", "nn.rpr", "nn.lcrf", "nn.heads", "losses"):
         monkeypatch.setattr(
             f"locotrans.{room}.use_kernels", lambda x: on and x.dtype == torch.float32
         )

@@ -215,8 +215,12 @@ def gather(x: Shaped[Tensor, "..."], index: Int[Tensor, "*batch m k"]) -> Shaped
 def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
     """Return the neighbours of all m = b n points as rows of the whole batch, for the kernels."""
     b, n, _ = neighbors.shape
-    offset = n * torch.arange(b, device=neighbors.device)
-    return (neighbors + offset[:, None, None]).flatten(0, 1).int()
+    if torch.compiler.is_exporting():  # which knows no tensors to write to
+        offset = n * torch.arange(b, device=neighbors.device)
+        return (neighbors + offset[:, None, None]).flatten(0, 1).int()
+    offset = torch.arange(0, b * n, n, device=neighbors.device)
+    rows = torch.empty_like(neighbors, dtype=torch.int32)
+    return torch.add(neighbors, offset[:, None, None], out=rows).flatten(0, 1)
 
 
 def farthest_points(points: Float[Tensor, "*batch n 3"], m: int) -> Int[Tensor, "*batch m"]:

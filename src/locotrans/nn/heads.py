@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locotrans.kernels import use_kernels
 from locotrans.nn.edge import SLOPE
 from locotrans.nn.norm import BatchNorm
 
@@ -36,7 +37,16 @@ class HeadLayer(nn.Module):
         else:
             own, shared = self.linear.weight.split([x.shape[-1], shape.shape[-1]], dim=1)
             product = F.linear(x, own) + F.linear(shape, shared, self.linear.bias).unsqueeze(1)
-        return self.dropout(F.leaky_relu(self.norm(product), SLOPE))
+        return self.dropout(self._activate(product))
+
+    def _activate(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        """Apply batch norm and leaky ReLU."""
+        if use_kernels(x):
+            from locotrans.kernels.head import norm_act, supported
+
+            if supported(x, training=self.training):
+                return norm_act(x, *self.norm.statistics(), SLOPE)
+        return F.leaky_relu(self.norm(x), SLOPE)
 
 
 class Head(nn.Module):

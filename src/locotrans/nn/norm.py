@@ -1,10 +1,29 @@
 """Batch normalisation of channels that lie on the last axis."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from locotrans.distributed import gather_processes, processes
+
+_waiting: list[Tensor] | None = None  # counters of batches to be raised together
+
+
+@contextmanager
+def count_together() -> Iterator[None]:
+    """Let all batch norms that run inside count their batch at the end, in one operation."""
+    global _waiting
+    before, _waiting = _waiting, []
+    try:
+        yield
+    finally:
+        counters, _waiting = _waiting, before
+        if counters:
+            torch._foreach_add_(counters, 1)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -19,7 +38,9 @@ class BatchNorm(nn.BatchNorm1d):
         rows = x.reshape(-1, x.shape[-1])
         if self.training and processes() > 1:
             return self._over_processes(rows).reshape(x.shape)
-        return super().forward(rows).reshape(x.shape)
+        weight, bias, running_mean, running_var, training, momentum, eps = self.statistics()
+        rows = F.batch_norm(rows, running_mean, running_var, weight, bias, training, momentum, eps)
+        return rows.reshape(x.shape)
 
     def _over_processes(self, x: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:
         """Normalise by the moments of the rows of all processes, in one small exchange."""
@@ -43,7 +64,7 @@ class BatchNorm(nn.BatchNorm1d):
         """
         training = self.training
         if training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
+            self._count(self.num_batches_tracked)
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
@@ -56,3 +77,11 @@ class BatchNorm(nn.BatchNorm1d):
             self.momentum,
             self.eps,
         )
+
+    @staticmethod
+    def _count(counter: Tensor) -> None:
+        """Count a batch: now, or at the end of `count_together`, which raises a counter once."""
+        if _waiting is None or any(counter is c for c in _waiting):
+            counter.add_(1)
+        else:
+            _waiting.append(counter)

@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from locotrans.distributed import mean_over_processes, processes
 from locotrans.kernels import float32_products
 from locotrans.losses import classification_losses
+from locotrans.nn.norm import count_together
 from locotrans.training.config import TrainConfig
 
 WARM_UP = 3  # steps that CUDA wants to see before it records one
@@ -74,7 +75,8 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         mixed = config.precision == "mixed"
         with float32_products("high" if mixed else "highest"):
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
+            with autocast, count_together():
                 output = self.network(points, **given)
             losses = classification_losses(
                 output,
@@ -86,7 +88,7 @@ class Step:
             losses.total.backward()
         self.optimizer.step()
         right = output.logits.argmax(-1) == labels
-        accuracy = right.float().sum() / (labels >= 0).sum().clamp_min(1)
+        accuracy = right.sum() / (labels >= 0).sum().clamp_min(1)
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
         figures["accuracy"] = accuracy
         values = torch.stack([v.float() for v in figures.values()])
