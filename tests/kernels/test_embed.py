@@ -65,10 +65,11 @@ def test_bfloat16(device, generator):
     y = torch.randn(2, 33, 9, generator=generator).to(device).bfloat16().requires_grad_()
     out, pooled = embed_pool(y, *layer.norm.statistics())
     expected = torch.nn.functional.leaky_relu(plain.norm(y.float()), 0.2)
-    assert out.dtype == pooled.dtype == torch.bfloat16
+    assert out.dtype == torch.bfloat16
+    assert pooled.dtype == torch.float32
     close(out.detach(), expected.detach().cpu().double(), 2**-8)
-    close(pooled.detach(), max_mean_pool(expected).detach().cpu().double(), 2**-8)
-    weight = torch.randn(2, 18, generator=generator).to(device).bfloat16().float()
+    close(pooled.detach(), max_mean_pool(expected).detach().cpu().double(), 1e-5)
+    weight = torch.randn(2, 18, generator=generator).to(device)
     (actual,) = torch.autograd.grad((pooled * weight).sum(), y)
     (reference,) = torch.autograd.grad((max_mean_pool(expected) * weight).sum(), y)
     assert actual.dtype == torch.bfloat16

@@ -2,6 +2,7 @@ import torch
 from torch.nn import functional as F
 
 from locotrans.nn import AttentionFusion, Head, HeadLayer
+from locotrans.nn.heads import whole_linear
 
 
 def draw(*shape, seed=0):
@@ -40,3 +41,17 @@ def test_fusion_gates_the_merged_features():
     gate = 1 / (1 + torch.exp(-F.linear(x, fusion.gate.weight, fusion.gate.bias)))
     torch.testing.assert_close(fusion(invariant, equivariant), (x * gate).clamp(min=0))
     assert not torch.allclose(fusion(invariant, equivariant), fusion(equivariant, invariant))
+
+
+def test_under_autocast_shapes_keep_float32_and_points_do_not():
+    layer, head, fusion = HeadLayer(4, 6), Head(4, 6, 3), AttentionFusion(4)
+    x = draw(5, 4).float()
+    plain = layer.linear(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(whole_linear(layer.linear, x), plain)
+        rounded = whole_linear(layer.linear, x.bfloat16())
+        assert rounded.dtype == head(x).dtype == fusion(x, x).dtype == torch.float32
+        assert layer.linear(x).dtype == torch.bfloat16
+        assert whole_linear(layer.linear, x[None]).dtype == torch.bfloat16
+    rounded.sum().backward()
+    assert layer.linear.weight.grad.dtype == torch.float32

@@ -218,7 +218,7 @@ class _EmbedPool(torch.autograd.Function):
             _embed_statistics[(programs * blocks,)](y, partial, shift, b * n, programs, **tile)
             moments = _moments(partial, shift, running_mean, running_var, momentum, b * n)
             mean, var = moments.unbind()
-        out, pooled = torch.empty_like(y), y.new_empty(b, 2 * width)
+        out, pooled = torch.empty_like(y), y.new_empty(b, 2 * width, dtype=dtype)
         argmax = y.new_empty(b, width, dtype=torch.int32)
         constants = {"BN_EPS": bn_eps, "SLOPE": slope, **tile}
         _embed_output[(b * blocks,)](
@@ -280,8 +280,8 @@ def embed_pool(
         slope: of the leaky ReLU.
 
     Returns:
-        The features of every point; their maximum and mean over each cloud, side by side. Both in
-        the type of y; arithmetic is float32 at least.
+        The features of every point, in the type of y; their maximum and mean over each cloud, side
+        by side, in that of the arithmetic, float32 at least.
 
     Gradient: that of a maximum goes to the first of equal points. In evaluation the backward pass
         reads the running statistics again.

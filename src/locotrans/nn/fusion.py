@@ -5,6 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locotrans.nn.heads import whole_linear
+
 
 class AttentionFusion(nn.Module):
     """Merge two feature vectors into one: a linear map of both, gated by a sigmoid of itself."""
@@ -18,5 +20,5 @@ class AttentionFusion(nn.Module):
         self, invariant: Float[Tensor, "*batch c"], equivariant: Float[Tensor, "*batch c"]
     ) -> Float[Tensor, "*batch c"]:
         """Fuse the features of the two branches."""
-        x = self.merge(torch.cat([invariant, equivariant], dim=-1))
-        return F.relu(x * torch.sigmoid(self.gate(x)))
+        x = whole_linear(self.merge, torch.cat([invariant, equivariant], dim=-1))
+        return F.relu(x * torch.sigmoid(whole_linear(self.gate, x)))

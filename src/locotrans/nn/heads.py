@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,6 +10,17 @@ from torch.nn import functional as F
 from locotrans.kernels import use_kernels
 from locotrans.nn.edge import SLOPE
 from locotrans.nn.norm import BatchNorm
+
+
+def whole_linear(layer: nn.Linear, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch d"]:
+    """Apply a linear layer; to one vector a shape in the type of its weights, even under autocast.
+
+    To cast the weights, and their gradients back, takes longer than so small a product saves.
+    """
+    if x.dim() != 2 or not torch.is_autocast_enabled(x.device.type):
+        return layer(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return layer(x.to(layer.weight.dtype))
 
 
 class HeadLayer(nn.Module):
@@ -33,7 +45,7 @@ class HeadLayer(nn.Module):
                 of ``x``; their product is taken once a cloud instead of once a point.
         """
         if shape is None:
-            product = self.linear(x)
+            product = whole_linear(self.linear, x)
         else:
             own, shared = self.linear.weight.split([x.shape[-1], shape.shape[-1]], dim=1)
             product = F.linear(x, own) + F.linear(shape, shared, self.linear.bias).unsqueeze(1)
@@ -59,7 +71,7 @@ class Head(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch classes"]:
         """Return the logits."""
-        return self.logits(self.hidden(x))
+        return whole_linear(self.logits, self.hidden(x))
 
 
 def make_head(in_channels: int, widths: Sequence[int], classes: int, dropout: float) -> nn.Module:

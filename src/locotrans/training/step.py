@@ -88,9 +88,9 @@ class Step:
             losses.total.backward()
         self.optimizer.step()
         right = output.logits.argmax(-1) == labels
-        accuracy = right.sum() / (labels >= 0).sum().clamp_min(1)
+        known = (labels >= 0).sum().clamp_min(1) if labels.dim() > 1 else len(labels)
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
-        figures["accuracy"] = accuracy
+        figures["accuracy"] = right.sum() / known
         values = torch.stack([v.float() for v in figures.values()])
         return list(figures), mean_over_processes(values)
 
