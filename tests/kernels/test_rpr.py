@@ -21,7 +21,8 @@ def small_blocks(monkeypatch):
     """Have several programs, tiles and blocks of columns in a cloud of few points."""
     small = {kernel: rpr_launch.Launch(32, 16, 4, 2) for kernel in rpr_launch.LAUNCHES}
     small |= {
-        kernel: rpr_launch.Launch(16, 16, 4, 2) for kernel in ("pose", "max", "pose_backward")
+        kernel: rpr_launch.Launch(16, 16, 4, 2)
+        for kernel in ("pose", "max", "max_backward", "max_weight", "pose_backward")
     }
     monkeypatch.setattr(rpr_launch, "LAUNCHES", small)
     monkeypatch.setattr(rpr_launch, "FLOAT32_LAUNCHES", small)

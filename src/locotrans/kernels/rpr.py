@@ -18,7 +18,8 @@ c1 = sum g / edges, c2 = sum g ehat / edges (both 0 in evaluation)::
     de = scale ([chosen edge] g_r - c1 - c2 rstd (W1 a + z_r - mean))
        = S - diag(w) W1 a,  S = [chosen edge] scale g_r - scale (c1 + c2 rstd (z_r - mean))
 
-with w = scale c2 rstd: its dense part is linear in the activation a, and e is not needed again. The
+with w = scale c2 rstd: its dense part is linear in the activation a, and e is not needed again; and
+what S has of it is the same for all edges of a point, and is multiplied by W1 once a point. The
 other stages are in `rpr_backward`.
 
 Floor of a layer, per edge, with s bytes an entry of an edge tensor (2 for bfloat16), cv vector
@@ -30,13 +31,13 @@ cache serves besides::
     refine            s 2 c            c c
     max               s c              c d
     max backward      s 2 c            c (c + d)
-    max weight        s 2 c            c (c + d)      once for S^T a, once for a^T a
+    max weight        s c              c (c + d)
     refine backward   s 4 c            2 c c
     kernel2 backward  s (2 c + 2 h)    3 h c          gathers 4 c, adds 4 c atomically
     pose backward     s 2 h            6 cv h         gathers 12 cv, adds 12 cv atomically
 
 655,360 edges (batch 32, 1,024 points, k = 20), the three layers of the full network, bfloat16:
-forward 1.7 GB (0.4 ms at 4.3 TB/s) and 0.12 TFLOP (0.3 ms at 400 TFLOP/s); backward 4.0 GB
+forward 1.7 GB (0.4 ms at 4.3 TB/s) and 0.12 TFLOP (0.3 ms at 400 TFLOP/s); backward 3.7 GB
 (0.9 ms), 1.3 GB of atomic additions, and 0.33 TFLOP (0.8 ms). Tensors with one row a point, at most
 34 MB, are small next to these.
 """

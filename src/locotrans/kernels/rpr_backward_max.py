@@ -7,6 +7,7 @@ import triton.language as tl
 
 from locotrans.kernels.rpr_tiles import (
     dot,
+    fold,
     load_matrix,
     load_rows,
     load_vector,
@@ -91,105 +92,133 @@ def point_terms_kernel(
 
 @triton.jit
 @no_type_check
-def load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, cols, K: tl.constexpr,
-                      DP: tl.constexpr, inside, TRAINING: tl.constexpr):  # fmt: skip
-    """Form S = [chosen edge] chosen_r + dense_r, the part of the gradient of e that is not of a."""
-    r = rows // K
-    n = rows - r * K
+def load_chosen(chosen_ptr, arg_ptr, r, n, cols, DP: tl.constexpr, inside):
+    """Form [n is the chosen neighbour] chosen_r, of neighbour n of every point."""
     at = r.to(tl.int64)[:, None] * DP + cols[None, :]
     arg = tl.load(arg_ptr + at, mask=inside[:, None], other=-1)
     chosen = tl.load(chosen_ptr + at, mask=inside[:, None], other=0.0)
-    s = tl.where(arg.to(tl.int32) == n[:, None], chosen.to(tl.float32), 0.0)
-    if TRAINING:
-        s += tl.load(dense_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    return s
+    return tl.where(arg.to(tl.int32) == n, chosen.to(tl.float32), 0.0)
 
 
 @triton.jit
 @no_type_check
 def max_backward_kernel(
-    x_ptr,  # (edges, CP), before its batch norm
+    x_ptr,  # (m k, CP), before its batch norm
     norm_ptr,  # (4, CP)
     weight_ptr,  # (D, C)
     gram_weight_ptr,  # (C, C), if TRAINING
     chosen_ptr,  # (m, DP)
-    dense_ptr,  # (m, DP), if TRAINING
     arg_ptr,  # (m, DP) int8
-    dz_ptr,  # (edges, CP)
+    base_ptr,  # (m, CP), if TRAINING
+    dz_ptr,  # (m k, CP)
     sums_ptr,  # (programs, 2, CP)
-    edges,
-    K: tl.constexpr,
+    points,
+    k,
     C: tl.constexpr,
     D: tl.constexpr,
     CP: tl.constexpr,
     DP: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    WIDTH: tl.constexpr,
     TRAINING: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """da = S W1 + a G: the gradient of e is S - diag(w) W1 a, and G = -W1^T diag(w) W1."""
-    program = tl.program_id(0)
-    rows = program * ROWS + tl.arange(0, ROWS)
-    inside = rows < edges
+    """da = [chosen edge] chosen W1 + base + a G, with base = dense W1, G = -W1^T diag(w) W1.
+
+    For WIDTH of the columns of a. A program owns ROWS points and walks through their neighbours;
+    the products with COLS rows of W1 follow one another.
+    """
+    program = tl.program_id(1)
+    r = program * ROWS + tl.arange(0, ROWS)
+    inside = r < points
     c = tl.arange(0, CP)
-    x = load_rows(x_ptr, rows, c, CP, inside)
-    a = x * load_vector(norm_ptr, c, CP) + load_vector(norm_ptr + CP, c, CP)
+    b = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    weights = ()
+    for block in tl.static_range(DP // COLS):
+        d = block * COLS + tl.arange(0, COLS)
+        w = load_matrix(weight_ptr, d, b, C, 1, D, C, PRECISION)  # (COLS, WIDTH)
+        weights = weights + (w,)  # noqa: RUF005 (Triton has no unpacking)
     if TRAINING:
-        g = load_matrix(gram_weight_ptr, c, c, C, 1, C, C, PRECISION)
-        da = dot(tl.maximum(a, 0.0), g, PRECISION)
-    else:
-        da = tl.zeros((ROWS, CP), tl.float32)
-    for first in range(0, DP, COLS):
-        d = first + tl.arange(0, COLS)
-        s = load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, d, K, DP, inside, TRAINING)
-        w = load_matrix(weight_ptr, d, c, C, 1, D, C, PRECISION)  # (COLS, CP)
-        da += dot(s, w, PRECISION)
-    dz = tl.where((a > 0) & inside[:, None], da, 0.0)
-    store_rows(dz_ptr, rows, c, CP, inside, dz)
-    xhat = (x - load_vector(norm_ptr + 2 * CP, c, CP)) * load_vector(norm_ptr + 3 * CP, c, CP)
-    store_sums(sums_ptr, program, c, CP, dz, dz * xhat)
+        g = load_matrix(gram_weight_ptr, c, b, C, 1, C, C, PRECISION)  # (CP, WIDTH)
+    s1 = tl.zeros((ROWS // 16, 8, WIDTH), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, WIDTH), tl.float32)
+    for n in range(k):
+        # vectors are loaded here and not before: fewer registers, more programs at a time
+        x = load_rows(x_ptr, r * k + n, b, CP, inside)
+        z = x * load_vector(norm_ptr, b, CP) + load_vector(norm_ptr + CP, b, CP)
+        if TRAINING:
+            a = load_rows(x_ptr, r * k + n, c, CP, inside)
+            a = a * load_vector(norm_ptr, c, CP) + load_vector(norm_ptr + CP, c, CP)
+            da = dot(tl.maximum(a, 0.0), g, PRECISION) + load_rows(base_ptr, r, b, CP, inside)
+        else:
+            da = tl.zeros((ROWS, WIDTH), tl.float32)
+        for block in tl.static_range(DP // COLS):
+            d = block * COLS + tl.arange(0, COLS)
+            s = load_chosen(chosen_ptr, arg_ptr, r, n, d, DP, inside)
+            da += dot(s, weights[block], PRECISION)
+        dz = tl.where((z > 0) & inside[:, None], da, 0.0)
+        store_rows(dz_ptr, r * k + n, b, CP, inside, dz)
+        s1 += fold(dz)
+        s2 += fold(dz * (x - load_vector(norm_ptr + 2 * CP, b, CP)))
+    rstd = load_vector(norm_ptr + 3 * CP, b, CP)
+    store_sums(sums_ptr, program, b, CP, tl.sum(s1, axis=0), tl.sum(s2, axis=0) * rstd)
 
 
 @triton.jit
 @no_type_check
 def max_weight_kernel(
-    x_ptr,  # (edges, CP), before its batch norm
+    x_ptr,  # (m k, CP), before its batch norm
     norm_ptr,  # (4, CP)
     chosen_ptr,  # (m, DP)
     dense_ptr,  # (m, DP), if TRAINING
     arg_ptr,  # (m, DP) int8
-    out_ptr,  # (programs, DP, CP), or (programs, CP, CP) if GRAM
-    edges,
-    tiles,  # of a program
-    K: tl.constexpr,
+    out_ptr,  # (programs, HEIGHT, CP)
+    points,
+    k,
+    tiles,  # of points, of a program
     CP: tl.constexpr,
     DP: tl.constexpr,
+    HEIGHT: tl.constexpr,  # DP + CP if TRAINING, else DP
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    GRAM: tl.constexpr,
     TRAINING: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Partial sums of S^T a, or of a^T a if GRAM: dW1 = S^T a - diag(w) W1 (a^T a).
+    """Partial sums of S^T a and, below it if TRAINING, of a^T a; COLS of their rows.
 
-    Programs that share edges are neighbours in the grid, so x comes from the cache.
+    dW1 = S^T a - diag(w) W1 (a^T a), with S = [chosen edge] chosen + dense. Programs that share
+    edges are neighbours in the grid, so x comes from the cache.
     """
     program = tl.program_id(1)
+    first = tl.program_id(0) * COLS
     c = tl.arange(0, CP)
-    b = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    b = tl.arange(0, COLS)
     scale = load_vector(norm_ptr, c, CP)
     shift = load_vector(norm_ptr + CP, c, CP)
     out = tl.zeros((COLS, CP), tl.float32)
-    for t in range(tiles):
-        rows = (program * tiles + t) * ROWS + tl.arange(0, ROWS)
-        inside = rows < edges
-        x = load_rows(x_ptr, rows, c, CP, inside)
-        a = tl.where(inside[:, None], tl.maximum(x * scale + shift, 0.0), 0.0)
-        if GRAM:
-            s = load_rows(x_ptr, rows, b, CP, inside) * load_vector(norm_ptr, b, CP)
-            s = tl.maximum(s + load_vector(norm_ptr + CP, b, CP), 0.0)
+    for tile in range(tiles):
+        r = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        inside = r < points
+        if first < DP:
+            at = r.to(tl.int64)[:, None] * DP + (first + b)[None, :]
+            arg = tl.load(arg_ptr + at, mask=inside[:, None], other=-1)
+            chosen = tl.load(chosen_ptr + at, mask=inside[:, None], other=0.0)
+            if TRAINING:
+                dense = tl.load(dense_ptr + at, mask=inside[:, None], other=0.0)
+            for n in range(k):
+                x = load_rows(x_ptr, r * k + n, c, CP, inside)
+                a = tl.maximum(x * scale + shift, 0.0)
+                s = tl.where(arg.to(tl.int32) == n, chosen, 0.0).to(tl.float32)
+                if TRAINING:
+                    s += dense
+                out += dot(tl.trans(s), a, PRECISION)
         else:
-            s = load_max_gradient(chosen_ptr, dense_ptr, arg_ptr, rows, b, K, DP, inside, TRAINING)
-        out += dot(tl.trans(s), a, PRECISION)
-    store_matrix(out_ptr, program, b, c, CP if GRAM else DP, CP, out)
+            part = first - DP + b
+            for n in range(k):
+                x = load_rows(x_ptr, r * k + n, c, CP, inside)
+                a = tl.maximum(x * scale + shift, 0.0)
+                s = load_rows(x_ptr, r * k + n, part, CP, inside) * load_vector(norm_ptr, part, CP)
+                s = tl.maximum(s + load_vector(norm_ptr + CP, part, CP), 0.0)
+                out += dot(tl.trans(tl.where(inside[:, None], s, 0.0)), a, PRECISION)
+    store_matrix(out_ptr, program, first + b, c, HEIGHT, CP, out)

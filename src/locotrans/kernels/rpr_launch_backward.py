@@ -40,38 +40,44 @@ def _max_backward(
     (d, c), dp, cp = weight.shape, z.shape[1], x.shape[1]
     sums = _point_sums(plan, saved, grad)
     chosen, dense, dz = _point_terms(plan, saved, grad, sums)
-    scale, _, _, rstd = table[:, :d]
-    coefficient = scale * rstd * sums[1, :d] * plan.inverse  # w of the formulas
     rounded = weight.to(plan.store).contiguous()
-    w1 = rounded.to(torch.float32)
-    gram_weight = (-(w1.T * coefficient) @ w1).to(plan.store)
+    gram_weight = base = None
+    if plan.training:
+        w1 = rounded.to(torch.float32)
+        coefficient = table[0, :d] * table[3, :d] * sums[1, :d] * plan.inverse  # w of the formulas
+        gram_weight = (-(w1.T * coefficient) @ w1).to(plan.store)
+        base = pad(dense[:, :d] @ rounded)
     launch = plan.launch("max_backward")
-    programs = triton.cdiv(plan.edges, launch.rows)
+    programs = triton.cdiv(plan.points, launch.rows)
     dx = torch.empty_like(x)
     dx_sums = sums.new_empty(programs, 2, cp)
-    backward_max.max_backward_kernel[(programs,)](
-        x, norm, rounded, gram_weight, chosen, dense, saved.arg, dx, dx_sums, plan.edges,
-        K=plan.k, C=c, D=d, CP=cp, DP=dp, ROWS=launch.rows, COLS=min(launch.columns, dp),
+    columns = min(launch.columns, cp)
+    backward_max.max_backward_kernel[(cp // columns, programs)](
+        x, norm, rounded, gram_weight, chosen, saved.arg, base, dx, dx_sums,
+        plan.points, plan.k,
+        C=c, D=d, CP=cp, DP=dp, ROWS=launch.rows, COLS=min(launch.columns, dp), WIDTH=columns,
         TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
-    dw = _max_weight(plan, saved, chosen, dense, gram=False)[:d, :c]
+    out = _max_weight(plan, saved, chosen, dense)
+    dw = out[:d, :c]
     if plan.training:
-        gram = _max_weight(plan, saved, chosen, dense, gram=True)[:c, :c]
-        dw = dw - coefficient[:, None] * (w1 @ gram)
+        dw = dw - coefficient[:, None] * (w1 @ out[dp : dp + c, :c])
     return dz, dx, dx_sums.sum(0), [dw, sums[1, :d], sums[0, :d]]
 
 
-def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor, gram: bool) -> Tensor:
-    """Return S^T a, or a^T a."""
+def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor) -> Tensor:
+    """Return S^T a and, in training, below it a^T a."""
     x, norm, launch = saved.edges[-1], saved.norms[-2], plan.launch("max_weight")
     dp, cp = chosen.shape[1], x.shape[1]
-    rows = cp if gram else dp
-    columns = min(launch.columns, rows)
-    programs, tiles = plan.tiles(launch.rows, launches.BACKWARD_PROGRAMS // (rows // columns))
-    out = norm.new_empty(programs, rows, cp)
-    backward_max.max_weight_kernel[(rows // columns, programs)](
-        x, norm, chosen, dense, saved.arg, out, plan.edges, tiles,
-        K=plan.k, CP=cp, DP=dp, ROWS=launch.rows, COLS=columns, GRAM=gram,
+    height = dp + cp if plan.training else dp
+    columns = min(launch.columns, dp, cp)
+    blocks, groups = height // columns, triton.cdiv(plan.points, launch.rows)
+    tiles = triton.cdiv(groups, max(launches.BACKWARD_PROGRAMS // blocks, 1))
+    programs = triton.cdiv(groups, tiles)
+    out = norm.new_empty(programs, height, cp)
+    backward_max.max_weight_kernel[(blocks, programs)](
+        x, norm, chosen, dense, saved.arg, out, plan.points, plan.k, tiles,
+        CP=cp, DP=dp, HEIGHT=height, ROWS=launch.rows, COLS=columns,
         TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     return out.sum(0)
