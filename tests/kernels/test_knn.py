@@ -11,25 +11,25 @@ from locotrans.kernels import knn as kernel
 
 @pytest.fixture(autouse=True)
 def wide_programs(device, monkeypatch):
-    if device == "cpu":  # the interpreter takes one program at a time
+    if device == "cpu":  # the interpreter takes one program, and one round, at a time
         monkeypatch.setattr(kernel, "ROWS", 16)
+        monkeypatch.setattr(kernel, "ROUNDS", 3)
 
 
 def same_sets(a, b):
-    return torch.equal(a.sort(-1).values, b.sort(-1).values)
+    return torch.equal(a.long().sort(-1).values, b.sort(-1).values)
 
 
 def fused(x, k, coordinates, device):
-    x = x.to(device)
-    x = x if coordinates else x - x.mean(-2, keepdim=True)
-    return kernel.nearest(x, k, coordinates=coordinates).cpu()
+    return kernel.nearest(x.to(device), k, coordinates=coordinates).cpu()
 
 
-@pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (19, 5), (24, 20)])
+@pytest.mark.parametrize(
+    ("n", "k", "columns"), [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (19, 5, 16), (24, 20, 16)]
+)
 def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch, generator):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
-    b = 1 if k > 5 else 2
+    b = 3 if n < 5 else 1
     x = torch.randn(b, n, 3, generator=generator)
     assert same_sets(fused(x, k, True, device), knn(x, k))
     f = torch.randn(b, n, 37, generator=generator)
@@ -40,23 +40,57 @@ def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch,
 def test_ties_go_to_the_lowest_index(columns, device, monkeypatch):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
     r = torch.arange(3.0) - 1
-    grid = torch.stack(torch.meshgrid(r, r, r, indexing="ij"), -1).reshape(1, -1, 3)
+    grid = torch.stack(torch.meshgrid(r, r, r[:2], indexing="ij"), -1).reshape(1, -1, 3)
     assert same_sets(fused(grid, 9, True, device), knn(grid, 9))
     assert same_sets(fused(grid, 9, False, device), knn_features(grid, 9))
 
 
-def test_many_neighbors(device, generator):
-    x = torch.randn(1, 70, 3, generator=generator)
-    assert same_sets(fused(x, 64, True, device), knn(x, 64))
+def test_many_neighbors(device, monkeypatch, generator):
+    monkeypatch.setattr(kernel, "ROUNDS", 24)
+    x = torch.randn(1, 22, 3, generator=generator)
+    assert same_sets(fused(x, 20, True, device), knn(x, 20))
 
 
-def test_more_candidates_than_slots(device, generator):
-    x = torch.randn(1, 5, 3, generator=generator).repeat(1, 14, 1)
-    assert same_sets(fused(x, 7, True, device), knn(x, 7))
-    equal = torch.zeros(1, 70, 4)
-    assert (fused(equal, 7, False, device) == torch.arange(7)).all()
+def test_more_candidates_than_slots(device, monkeypatch, generator):
+    monkeypatch.setattr(kernel, "SLOTS", 8)
+    x = torch.cat([torch.randn(2, 3, generator=generator), torch.full((9, 3), 3.0)])[None]
+    assert same_sets(fused(x, 4, True, device), knn(x, 4))
+    assert same_sets(fused(x, 4, False, device), knn_features(x, 4))
+    equal = torch.zeros(1, 9, 4)
+    assert (fused(equal, 3, False, device) == torch.arange(3)).all()
+
+
+def test_candidates_from_all_blocks_of_columns_come_in_order(device, monkeypatch, generator):
+    monkeypatch.setattr(kernel, "GROUPS", 8)  # 32 columns are four blocks
+    x = torch.randn(1, 20, 3, generator=generator)
+    found = fused(x, 2, True, device)
+    assert torch.equal(found.long(), knn(x, 2).sort(-1).values)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+def test_numbers_that_are_none_have_neighbors_too(device, generator):
+    x = torch.randn(1, 7, 3, generator=generator)
+    x[0, 2] = torch.nan
+    for coordinates in (True, False):
+        found = fused(x, 3, coordinates, device)
+        assert ((found >= 0) & (found < 7)).all()
+        assert (found.diff() > 0).all()
+
+
+@pytest.mark.parametrize("c", [5, 150])
+def test_distances_of_features_have_the_accuracy_of_float32(c, device, generator):
+    x = torch.randn(2, 70, c, generator=generator) * torch.logspace(-3, 3, c) + 5
+    center = x.mean(-2)
+    d, slack = kernel.feature_distances(x.to(device), center.to(device), 3, 66)
+    y = (x - center[:, None]).double()
+    squares = y.square().sum(-1)
+    scale = squares[:, None] + 2 * (squares[:, 3:69, None] * squares[:, None]).sqrt()
+    true = squares[:, None] - 2 * y[:, 3:69] @ y.mT
+    assert ((d.cpu() - true).abs() / scale).max() < 2**-22
+    rounding = 2 * kernel.RELATIVE * squares
+    torch.testing.assert_close(slack.cpu().double(), rounding, rtol=1e-6, atol=0)
 
 
 def test_duplicated_points_are_all_found(device, generator):
-    x = torch.randn(1, 12, 3, generator=generator).repeat(1, 3, 1)
+    x = torch.randn(1, 6, 3, generator=generator).repeat(1, 3, 1)
     assert same_sets(fused(x, 7, True, device), knn(x, 7))

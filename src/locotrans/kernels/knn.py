@@ -1,18 +1,21 @@
-"""k nearest neighbours on the GPU: inner products by one product, and a selection kernel.
+"""k nearest neighbours on the GPU: distances of features by products, and a selection kernel.
 
-The specification is `locotrans.geometry.neighbors`, tie rule included. Inner products of features
-are taken by torch, in true float32, some rows of the matrix at a time; distances are made where
-they are needed.
+The specification is `locotrans.geometry.neighbors`, tie rule included.
 
-In the selection one warp owns a row. The k-th smallest minimum of groups of columns is no less than
-the k-th smallest distance, and not much more: the few columns below it are written side by side,
-and ranked by comparing each with each. Where they are too many (equal points), the whole row is
-searched. Neighbours come in the order of their indices. Clouds of more points than a warp can hold
-are taken block by block, with a list of the nearest so far.
+Features are centred and split into three numbers of bfloat16, 8 bits each. Six of the nine products
+of the parts, on tensor cores, are a product of float32 accuracy. Distances are written to memory,
+some rows of the matrix at a time; those of coordinates are made where they are needed.
 
-Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), 4.3 GFLOP of
-products in float32 (0.07 ms), the scratch buffer written and read (0.06 ms), about 30 instructions
-a column of every row for the selection (0.04 ms).
+In the selection one warp owns a row. The columns are cut into groups. A bound that holds k of the
+minima of groups holds k distances, and not many more; it is found by bisection. The few columns
+below it, the candidates, become bits of words, are counted and written side by side, in order, and
+their k-th smallest distance is found by bisection. Where they are too many (equal points), the
+whole row is searched. Neighbours come in the order of their indices. Clouds of more points than a
+warp can hold are taken block by block, with a list of the nearest so far.
+
+Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), 26 GFLOP of
+products in bfloat16 (0.03 ms), the distances written and read (0.06 ms), about 30 instructions a
+column of a lane, 1,000 a row, for the selection (0.04 ms).
 """
 
 import torch
@@ -22,77 +25,213 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import CHUNK, SPARE, feature_rounding, point_rounding
-from locotrans.kernels import float32_products
+from locotrans.kernels.rpr_launch import INTERPRETED
 
 COLUMNS = 2048  # distances that a warp holds
-GROUPS = 64  # of columns, at least
+GROUPS = 128  # of columns, at least
 SLOTS = 64  # candidates, at least
+ROUNDS = 24  # of a bisection, at most
 ROWS = 2  # that a warp owns in clouds that do not fit
+TILE_ROWS, TILE_COLUMNS, CHANNELS = 128, 64, 64  # of a program that takes products
+WARPS, REGISTERS = 8, 128  # so that two of them share a multiprocessor
+ABSOLUTE, RELATIVE = (float(x) for x in feature_rounding(torch.ones(1, 1)))  # where |x| = 1
 
 
 @triton.jit
-def _row_distances(
-    source_ptr, square_ptr, cloud, row, rows, first_row, columns, n, COORDINATES: tl.constexpr
-):
-    """Distances of some rows to some columns, infinite beyond the last column.
+def _centered(x_ptr, center, rows, channels, n, C: tl.constexpr):
+    """Some channels of some points, less the centre of the cloud; zero beyond the last."""
+    mask = (rows < n)[:, None] & (channels < C)[None, :]
+    x = tl.load(x_ptr + rows[:, None] * C + channels[None, :], mask=mask, other=0.0)
+    return tl.where(mask, x.to(tl.float32) - center[None, :], 0.0)
 
-    Those of features are squared, and less what is the same for the whole row: ``|y|^2 - 2 x.y``.
-    """
-    mask = (row < rows)[:, None] & (columns < n)[None, :]
+
+@triton.jit
+def _rounded(x):
+    """The number of 8 bits next to x, by its bits: conversions are slow."""
+    bits = (x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _split(x, PART: tl.constexpr):
+    """Three numbers of 8 bits each, as bfloat16, that add up to one of float32."""
+    high = _rounded(x)
+    middle = _rounded(x - high)
+    low = x - high - middle
+    return high.to(PART), middle.to(PART), low.to(PART)
+
+
+@triton.jit
+def _distance_kernel(
+    x_ptr,  # (b, n, C) features
+    center_ptr,  # (b, C) their means
+    slack_ptr,  # (b, n) what counts as rounding of a distance, written
+    out_ptr,  # (b, rows, n)
+    first_row,
+    rows,
+    n,
+    absolute,  # what counts as rounding where |x| = 1
+    C: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Squared distances of features, less what is the same for a row: ``|y|^2 - 2 x.y``."""
+    cloud = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(n, COLUMNS)
+    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
+    x_ptr += cloud * n * C
+    products = tl.zeros((ROWS, COLUMNS), tl.float32)
+    squares = tl.zeros((COLUMNS,), tl.float32)
+    # tensor cores cut their sums, they do not round: the small products come first
+    for LARGE in tl.static_range(2):
+        for start in range(0, C, CHANNELS):
+            channels = start + tl.arange(0, CHANNELS)
+            center = tl.load(center_ptr + cloud * C + channels, mask=channels < C, other=0.0)
+            x = _centered(x_ptr, center, first_row + row, channels, n, C)
+            y = _centered(x_ptr, center, column, channels, n, C)
+            x0, x1, x2 = _split(x, PART)
+            y0, y1, y2 = _split(tl.trans(y), PART)
+            if LARGE:
+                products = tl.dot(x0, y0, products, input_precision="ieee")
+            else:
+                products = tl.dot(x0, y2, products, input_precision="ieee")
+                products = tl.dot(x2, y0, products, input_precision="ieee")
+                products = tl.dot(x1, y1, products, input_precision="ieee")
+                products = tl.dot(x0, y1, products, input_precision="ieee")
+                products = tl.dot(x1, y0, products, input_precision="ieee")
+                squares += tl.sum(y * y, axis=1)
+    if tl.program_id(0) < tiles:
+        tl.store(slack_ptr + cloud * n + column, absolute * squares, mask=column < n)
+    out = out_ptr + (cloud * rows + row[:, None]) * n + column[None, :]
+    mask = (row < rows)[:, None] & (column < n)[None, :]
+    tl.store(out, squares[None, :] - 2 * products, mask=mask)
+
+
+@triton.jit
+def _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES: tl.constexpr):
+    """Squared distances of a row, or some, to some columns, infinite beyond the last column."""
     if COORDINATES:
         source_ptr += cloud * n * 3
-        total = tl.zeros((row.shape[0], columns.shape[0]), tl.float32)
+        d = tl.where(columns < n, 0.0, float("inf"))
         for axis in tl.static_range(3):
-            x = tl.load(source_ptr + (first_row + row) * 3 + axis, mask=row < rows, other=0.0)
+            x = tl.load(source_ptr + (first_row + row) * 3 + axis)
             y = tl.load(source_ptr + columns * 3 + axis, mask=columns < n, other=0.0)
-            difference = x[:, None] - y[None, :]
-            total += difference * difference
-        d = tl.sqrt_rn(total)
+            d = d + (x - y) * (x - y)
     else:
-        source_ptr += (cloud * rows + row[:, None]) * n
-        d = tl.load(source_ptr + columns[None, :], mask=mask, other=0.0)
-        square = tl.load(square_ptr + cloud * n + columns, mask=columns < n, other=0.0)
-        d = square[None, :] - 2 * d
-    return tl.where(columns[None, :] < n, d, float("inf"))
+        source_ptr += (cloud * rows + row) * n
+        d = tl.load(source_ptr + columns, mask=columns < n, other=float("inf"))
+    return d
 
 
 @triton.jit
-def _write(out, values, columns, real, kth, slack, k):
-    """Write the columns that the tie rule chooses, in order, given the k-th smallest value."""
-    nearer = real & (values < kth - slack)
-    tied = real & (values <= kth + slack) & (values >= kth - slack)
-    places = k - tl.sum(nearer.to(tl.int32), axis=0)
+def _bisected(values, k, spare, ROUNDS: tl.constexpr):
+    """A bound that k of the values do not exceed, and, where it is found, k + spare at most."""
+    low = tl.min(values, axis=0)
+    high = tl.max(tl.where(values < float("inf"), values, float("-inf")), axis=0)
+    count = tl.sum((values <= high).to(tl.int32), axis=0)
+    high = tl.where(count < k, float("inf"), high)
+    rounds = 0
+    while (count > k + spare) & (rounds < ROUNDS):
+        middle = 0.5 * low + 0.5 * high
+        below = tl.sum((values <= middle).to(tl.int32), axis=0)
+        enough = below >= k
+        low = tl.where(enough, low, middle)
+        high = tl.where(enough, middle, high)
+        count = tl.where(enough, below, count)
+        rounds += 1
+    return high
+
+
+@triton.jit
+def _kth_smallest(values, k, ROUNDS: tl.constexpr):
+    """The k-th smallest value: by bisection, and from there down to the next where need be."""
+    kth = _bisected(values, k, 0, ROUNDS)
+    kth = tl.max(tl.where(values <= kth, values, float("-inf")), axis=0)
+    while tl.sum((values < kth).to(tl.int32), axis=0) >= k:
+        kth = tl.max(tl.where(values < kth, values, float("-inf")), axis=0)
+    return kth
+
+
+@triton.jit
+def _write(out, values, columns, n, low, high, places):
+    """Write the columns below the tied ones, and so many of these as there are places, in order."""
+    nearer = (columns < n) & (values < low)
+    tied = (columns < n) & (values >= low) & (values <= high)
     chosen = nearer | (tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= places))
-    place = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
-    tl.store(out + place, columns, mask=chosen)
+    tl.store(out + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, columns, mask=chosen)
+    return tl.sum(chosen.to(tl.int32), axis=0), tl.sum(tied.to(tl.int32), axis=0)
 
 
 @triton.jit
-def _ranked(values, k):
-    """The k-th smallest value, infinite where there are fewer."""
-    rank = tl.sum((values[None, :] <= values[:, None]).to(tl.int32), axis=1)
-    return tl.min(tl.where(rank >= k, values, float("inf")), axis=0)
+def _select_slowly(
+    out, source_ptr, cloud, row, rows, first_row, absolute, relative, n, k,
+    COORDINATES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Select from a whole row, block by block: where many are equal, or are no numbers (the last).
+
+    The k-th smallest is found by going from one distance to the next larger.
+    """
+    kth, count = float("-inf"), 0
+    while (count < k) & (kth < float("inf")):
+        least = tl.full((BLOCK,), float("inf"), tl.float32)
+        times = tl.zeros((BLOCK,), tl.int32)
+        for start in range(0, n, BLOCK):
+            columns = start + tl.arange(0, BLOCK)
+            d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+            d = tl.where(d > kth, d, float("inf"))
+            times = tl.where(d < least, 1, times + (d == least).to(tl.int32))
+            least = tl.minimum(least, d)
+        kth = tl.min(least, axis=0)
+        count += tl.sum(tl.where(least == kth, times, 0), axis=0)
+    if COORDINATES:
+        kth = tl.sqrt_rn(kth)
+    slack = absolute + relative * kth
+    slack = tl.where(slack < float("inf"), slack, 0.0)
+    places = k
+    for start in range(0, n, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+        if COORDINATES:
+            d = tl.sqrt_rn(d)
+        places -= tl.sum(((columns < n) & (d < kth - slack)).to(tl.int32), axis=0)
+    for start in range(0, n, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+        if COORDINATES:
+            d = tl.sqrt_rn(d)
+        d = tl.where(d == d, d, float("inf"))
+        chosen, tied = _write(out, d, columns, n, kth - slack, kth + slack, places)
+        out += chosen
+        places -= tied
 
 
 @triton.jit
-def _searched(values, k):
-    """The k-th smallest of many values, by going from one to the next larger."""
-    value = tl.min(values, axis=0)
-    count = tl.sum((values <= value).to(tl.int32), axis=0)
-    while count < k:
-        value = tl.min(tl.where(values > value, values, float("inf")), axis=0)
-        count = tl.sum((values <= value).to(tl.int32), axis=0)
-    return value
+def _places(bits):
+    """Where the candidates of each word begin in the order of columns, and how many there are.
+
+    A word of ``bits`` has four columns of each of eight blocks. Its eight places are bytes, those
+    of even blocks apart from those of odd ones; they hold where there are fewer than 256 in all.
+    """
+    pairs = bits - ((bits >> 1) & 0x55555555)
+    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
+    even, odd = fours & 0x0F0F0F0F, (fours >> 4) & 0x0F0F0F0F
+    count = tl.sum((((even + odd) * 0x01010101) >> 24).to(tl.int32), axis=0)
+    all_even, all_odd = tl.sum(even, axis=0), tl.sum(odd, axis=0)
+    before = (all_even + all_odd) * 0x01010100  # in the pairs of blocks before
+    even = before + tl.cumsum(even, axis=0) - even
+    odd = before + all_even + tl.cumsum(odd, axis=0) - odd
+    return even, odd, count
 
 
 @triton.jit
 def _select_kernel(
-    source_ptr,  # coordinates (b, n, 3), or inner products of features (b, rows, n)
-    square_ptr,  # (b, n) squared lengths of features
+    source_ptr,  # coordinates (b, n, 3), or distances of features (b, rows, n)
     slack_ptr,  # (b, n) what counts as rounding of a distance,
     relative,  # and, times the distance, in addition
-    values_ptr,  # (b, rows, SLOTS) scratch
-    columns_ptr,  # (b, rows, SLOTS) scratch
+    scratch_ptr,  # (b, rows, SLOTS)
     out_ptr,  # (b, n, k)
     first_row,
     rows,
@@ -102,35 +241,58 @@ def _select_kernel(
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     SLOTS: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):
     cloud = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0)
-    columns = tl.arange(0, COLUMNS)
-    one = row + tl.arange(0, 1)
-    d = _row_distances(source_ptr, square_ptr, cloud, one, rows, first_row, columns, n, COORDINATES)
-    d = tl.reshape(d, (COLUMNS,))
     absolute = tl.load(slack_ptr + cloud * n + first_row + row)
     out = out_ptr + (cloud * n + first_row + row) * k
-    minima = tl.min(tl.reshape(d, (COLUMNS // GROUPS, GROUPS)), axis=0)
-    bound = _ranked(minima, k)
-    bound = tl.where(bound < float("inf"), bound + absolute + relative * bound, bound)
-    candidates = (columns < n) & (d <= bound)
-    count = tl.sum(candidates.to(tl.int32), axis=0)
-    if count <= SLOTS:
-        at = (cloud * rows + row) * SLOTS
-        place = at + tl.cumsum(candidates.to(tl.int32), axis=0) - 1
-        tl.store(values_ptr + place, d, mask=candidates)
-        tl.store(columns_ptr + place, columns, mask=candidates)
+    BLOCKS: tl.constexpr = COLUMNS // GROUPS
+    WORDS: tl.constexpr = GROUPS // 4
+    block = tl.arange(0, BLOCKS)[:, None, None]
+    word = tl.arange(0, WORDS)[None, :, None]
+    part = tl.arange(0, 4)[None, None, :]
+    columns = block * GROUPS + word * 4 + part
+    d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+    minima = tl.reshape(tl.min(d, axis=0), (GROUPS,))
+    bound = _bisected(minima, k, k // 2, ROUNDS)
+    if COORDINATES:
+        bound = tl.sqrt_rn(bound) + absolute
+        bound *= bound * (1 + 1e-6)
+    else:
+        bound += tl.where(bound < float("inf"), absolute + relative * bound, 0.0)
+    bits = tl.where((columns < n) & (d <= bound), 1 << (block * 4 + part), 0)
+    bits = tl.sum(tl.sum(bits, axis=0), axis=1).to(tl.uint32)
+    even, odd, count = _places(bits)
+    if (count >= k) & (count < SLOTS):
+        scratch = scratch_ptr + (cloud * rows + row) * SLOTS
+        words = tl.arange(0, WORDS) * 4
+        while tl.max((bits != 0).to(tl.int32), axis=0) > 0:
+            lowest = bits & (~bits + 1)
+            bit = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+            is_odd, byte = (bit & 4) != 0, (bit & 24).to(tl.uint32)
+            place = (tl.where(is_odd, odd, even) >> byte) & 255
+            column = (bit >> 2) * GROUPS + words + (bit & 3)
+            tl.store(scratch + place, column, mask=bits != 0)
+            one = tl.full((WORDS,), 1, tl.uint32) << byte
+            even += tl.where(is_odd, 0, one)
+            odd += tl.where(is_odd, one, 0)
+            bits ^= lowest
         tl.debug_barrier()
         slots = tl.arange(0, SLOTS)
-        real = slots < count
-        values = tl.load(values_ptr + at + slots, mask=real, other=float("inf"))
-        indices = tl.load(columns_ptr + at + slots, mask=real, other=0)
-        kth = _ranked(values, k)
-        _write(out, values, indices, real, kth, absolute + relative * kth, k)
+        found = tl.load(scratch + slots, mask=slots < count, other=n)
+        near = _distances(source_ptr, cloud, row, rows, first_row, found, n, COORDINATES)
+        if COORDINATES:
+            near = tl.sqrt_rn(near)
+        kth = _kth_smallest(near, k, ROUNDS)
+        slack = absolute + relative * kth
+        places = k - tl.sum((near < kth - slack).to(tl.int32), axis=0)
+        _write(out, near, found, n, kth - slack, kth + slack, places)
     else:
-        kth = _searched(d, k)
-        _write(out, d, columns, columns < n, kth, absolute + relative * kth, k)
+        _select_slowly(
+            out, source_ptr, cloud, row, rows, first_row, absolute, relative, n, k,
+            COORDINATES, GROUPS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -144,8 +306,7 @@ def _kth(near, k, slots):
 
 @triton.jit
 def _select_blocks_kernel(
-    source_ptr,  # coordinates (b, n, 3), or inner products of features (b, rows, n)
-    square_ptr,  # (b, n) squared lengths of features
+    source_ptr,  # coordinates (b, n, 3), or distances of features (b, rows, n)
     slack_ptr,  # (b, n) what counts as rounding of a distance,
     relative,  # and, times the distance, in addition
     out_ptr,  # (b, n, k)
@@ -161,6 +322,7 @@ def _select_blocks_kernel(
 ):
     cloud = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    real = tl.minimum(row, rows - 1)
     slots = tl.arange(0, SLOTS)[None, :]
     absolute = tl.load(slack_ptr + cloud * n + first_row + row, mask=row < rows, other=0.0)
     out = out_ptr + (cloud * n + first_row + row)[:, None] * k
@@ -170,9 +332,11 @@ def _select_blocks_kernel(
     index = tl.zeros((ROWS, SLOTS), tl.int32) + 3 * n
     for start in range(0, n, COLUMNS):
         columns = start + tl.arange(0, COLUMNS)
-        d = _row_distances(
-            source_ptr, square_ptr, cloud, row, rows, first_row, columns, n, COORDINATES
+        d = _distances(
+            source_ptr, cloud, real[:, None], rows, first_row, columns[None, :], n, COORDINATES
         )
+        if COORDINATES:
+            d = tl.sqrt_rn(d)
         value, column = tl.min(d, axis=1, return_indices=True)
         worst, slot = tl.max(near, axis=1, return_indices=True)
         while tl.max((value < worst).to(tl.int32), axis=0) > 0:
@@ -195,43 +359,81 @@ def _select_blocks_kernel(
         key = tl.where(chosen, 4 * n, key)
 
 
-def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tensor, "b n k"]:
-    """Return the k nearest neighbours of every point.
+def feature_distances(
+    x: Float[Tensor, "b n c"], center: Float[Tensor, "b c"], first: int, rows: int
+) -> tuple[Float[Tensor, "b rows n"], Float[Tensor, "b n"]]:
+    """Return ``|y|^2 - 2 x.y`` of some rows and all columns, and what counts as its rounding.
 
     Args:
-        x: coordinates, or centred features.
+        x: features, not centred.
+        center: their means.
+        first: the first row.
+        rows: how many.
+    """
+    b, n, c = x.shape
+    out = torch.empty(b, rows, n, device=x.device)
+    slack = torch.empty(b, n, device=x.device)
+    _distance_kernel[(triton.cdiv(rows, TILE_ROWS) * triton.cdiv(n, TILE_COLUMNS), b)](
+        x, center, slack, out, first, rows, n, ABSOLUTE,
+        C=c, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS,
+        CHANNELS=max(16, min(CHANNELS, triton.next_power_of_2(c))),
+        PART=tl.float32 if INTERPRETED else tl.bfloat16,  # of which the interpreter has no products
+        num_warps=WARPS, num_stages=1, maxnreg=REGISTERS,
+    )  # fmt: skip
+    return out, slack
+
+
+def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tensor, "b n k"]:
+    """Return the k nearest neighbours of every point, as int32.
+
+    Args:
+        x: coordinates, or features.
         k: how many neighbours.
         coordinates: take distances by differences, not by products.
     """
     b, n, _ = x.shape
-    x = x.float().contiguous()
-    squares = x.square().sum(-1)
-    absolute, relative = point_rounding(x) if coordinates else feature_rounding(squares)
-    absolute = absolute.contiguous()
+    x = x.contiguous()
     out = torch.empty(b, n, k, dtype=torch.int32, device=x.device)
-    chunk = n if coordinates else max(1, min(n, 2 * CHUNK // (b * n)))
+    if coordinates:
+        x = x.float()
+        slack, relative = point_rounding(x)
+        _select(x, slack.contiguous(), relative, out, 0, n, coordinates=True)
+        return out
+    center = x.mean(-2, dtype=torch.float32)
+    chunk = max(1, min(n, 2 * CHUNK // (b * n)))
     for first in range(0, n, chunk):
         rows = min(chunk, n - first)
-        if coordinates:
-            source = x
-        else:  # TF32 errors would exceed the distances that are compared
-            with float32_products("highest"), torch.autocast(x.device.type, enabled=False):
-                source = torch.bmm(x[:, first : first + rows], x.mT)
-        if n <= COLUMNS:
-            groups = max(GROUPS, triton.next_power_of_2(2 * k))
-            slots = max(SLOTS, triton.next_power_of_2(2 * k))
-            scratch = torch.empty(2, b, rows, slots, device=x.device)  # values, and their columns
-            _select_kernel[(rows, b)](
-                source, squares, absolute, relative, scratch[0], scratch[1].view(torch.int32),
-                out, first, rows, n, k,
-                COORDINATES=coordinates, COLUMNS=max(2 * groups, triton.next_power_of_2(n)),
-                GROUPS=groups, SLOTS=slots, num_warps=1,
-            )  # fmt: skip
-        else:
-            candidates = min(k + SPARE, n)
-            _select_blocks_kernel[(triton.cdiv(rows, ROWS), b)](
-                source, squares, absolute, relative, out, first, rows, n, k, candidates,
-                COORDINATES=coordinates, ROWS=ROWS, COLUMNS=COLUMNS,
-                SLOTS=triton.next_power_of_2(candidates), num_warps=1,
-            )  # fmt: skip
-    return out.long()
+        distances, slack = feature_distances(x, center, first, rows)
+        _select(distances, slack, RELATIVE, out, first, rows, coordinates=False)
+    return out
+
+
+def _select(
+    source: Tensor,
+    slack: Float[Tensor, "b n"],
+    relative: float,
+    out: Int[Tensor, "b n k"],
+    first: int,
+    rows: int,
+    *,
+    coordinates: bool,
+) -> None:
+    """Write the neighbours of some rows; the arguments are those of the kernels."""
+    b, n, k = out.shape
+    if n <= COLUMNS:
+        width = triton.next_power_of_2(n)
+        groups = max(GROUPS, width // 8, triton.next_power_of_2(4 * k))
+        slots = max(SLOTS, min(256, triton.next_power_of_2(2 * k)))
+        scratch = torch.empty(b, rows, slots, dtype=torch.int32, device=out.device)
+        _select_kernel[(rows, b)](
+            source, slack, relative, scratch, out, first, rows, n, k,
+            COORDINATES=coordinates, COLUMNS=max(groups, width), GROUPS=groups, SLOTS=slots,
+            ROUNDS=ROUNDS, num_warps=1,
+        )  # fmt: skip
+    else:
+        candidates = min(k + SPARE, n)
+        _select_blocks_kernel[(triton.cdiv(rows, ROWS), b)](
+            source, slack, relative, out, first, rows, n, k, candidates,
+            COORDINATES=coordinates, ROWS=ROWS, COLUMNS=COLUMNS,
+            SLOTS=triton.next_power_of_2(candidates), num_warps=1,
+        )  # fmt: skip

@@ -27,9 +27,7 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
     if use_kernels(x):
         from locotrans.kernels.knn import nearest
 
-        x = x.detach().float()
-        x = x - x.mean(-2, keepdim=True)
-        return nearest(x, k, coordinates=False)
+        return nearest(x.detach(), k, coordinates=False)
     if use_loops(x) and k <= x.shape[1]:
         from locotrans.kernels import cpu
 
