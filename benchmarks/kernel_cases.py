@@ -19,7 +19,7 @@ from locotrans.models import model_config
 from locotrans.nn.edge import leaky_max, max_mean_pool
 from locotrans.nn.norm import BatchNorm
 from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
-from locotrans.nn.vn import VNBatchNorm, aligned, vn_leaky_relu
+from locotrans.nn.vn import VNBatchNorm, vn_leaky_relu
 
 
 def knn_case(size: Size, channels: int) -> Case:
@@ -62,25 +62,25 @@ def vn_edge_case(size: Size, d: int) -> Case:
 
     def make(size: Size) -> Problem:
         from locotrans.kernels.vn import vn_edge_conv
+        from locotrans.kernels.vn_weights import aligned
 
         width, neighbors, norm = (
             aligned(d),
             knn(clouds(size.b, size.n, size.device), size.k),
             VNBatchNorm(d).to(size.device),
         )
-        u, w = (_padded(size.draw(3, 2, width), d) for _ in range(2))
+        uw = _padded(size.draw(3, 4, width), d)
         index = global_index(neighbors)
 
         def plain() -> Tensor:
-            p, q = (_rows(u[..., :d], index) + w[:, None, ..., :d]).unbind(
-                -2
-            )  # (b n, k, 3, d) each
+            u, w = uw[..., :d].chunk(2, dim=-2)
+            p, q = (_rows(u, index) + w[:, None]).unbind(-2)  # (b n, k, 3, d) each
             return vn_leaky_relu(norm(p), q).mean(1)
 
         def fused() -> Tensor:
-            return vn_edge_conv(u.flatten(2), w.flatten(2), index, *norm.norm.statistics())
+            return vn_edge_conv(uw.flatten(2), index, *norm.norm.statistics())
 
-        return Problem(fused, plain, [u, w, *norm.parameters()])
+        return Problem(fused, plain, [uw, *norm.parameters()])
 
     forward = [Pass(2 * V + index, gathers / 2), Pass(5 * V + index, gathers)]
     backward = [Pass(5 * V + index, gathers), Pass(7 * V + 3 * du + index, 2 * gathers)]
@@ -92,23 +92,26 @@ def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
 
     def make(size: Size) -> Problem:
         from locotrans.kernels.vn import vn_norm_act
+        from locotrans.kernels.vn_weights import aligned
 
         width, norm = aligned(d), VNBatchNorm(d).to(size.device)
-        pq = _padded(size.draw(3, 2, width), d)
         if shared:
-            p, q = _padded(size.draw(3, width), d), size.draw(3, 1)
-            return Problem(
-                lambda: vn_norm_act(p, q, *norm.norm.statistics()),
-                lambda: vn_leaky_relu(norm(p[..., :d]), q),
-                [p, q, *norm.parameters()],
-            )
+            pq = size.draw(3, width + 8).detach()
+            pq[..., d:width], pq[..., width + 1 :] = 0, 0
+            pq.requires_grad_()
+        else:
+            pq = _padded(size.draw(3, 2, width), d)
 
         def plain() -> Tensor:
+            if shared:
+                return vn_leaky_relu(norm(pq[..., :d]), pq[..., width : width + 1])
             p, q = pq[..., :d].unbind(-2)
             return vn_leaky_relu(norm(p), q)
 
         def fused() -> Tensor:
-            return vn_norm_act(pq.flatten(2), None, *norm.norm.statistics())
+            return vn_norm_act(
+                pq if shared else pq.flatten(2), *norm.norm.statistics(), shared=shared
+            )
 
         return Problem(fused, plain, [pq, *norm.parameters()])
 
@@ -174,8 +177,8 @@ def pool_case(size: Size, c: int) -> Case:
         v, z = (size.draw(3, x).detach().unflatten(0, (size.b, -1)) for x in (c, 3))
         v.requires_grad_(), z.requires_grad_()
 
-        def plain() -> tuple[Tensor, ...]:
-            return max_mean_pool((z.mT @ v).flatten(-2)).unflatten(1, (2, 3, -1)).unbind(1)
+        def plain() -> Tensor:
+            return max_mean_pool((z.mT @ v).flatten(-2)).unflatten(1, (2, 3, -1))
 
         return Problem(lambda: pool_projections(v, z), plain, [v, z])
 

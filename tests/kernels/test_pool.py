@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from locotrans.nn.edge import max_mean_pool
 
@@ -10,8 +11,7 @@ from locotrans.kernels import pool as kernel
 
 
 def plain(v, z):
-    pooled = max_mean_pool((z.mT @ v).flatten(-2))
-    return pooled.unflatten(1, (2, 3, -1)).unbind(1)
+    return max_mean_pool((z.mT @ v).flatten(-2)).unflatten(1, (2, 3, -1))
 
 
 def assert_same(actual, expected, tolerance=1e-4):
@@ -24,12 +24,12 @@ def compare(v, z, device, tolerance=1e-4):
     inputs = [x.to(device).requires_grad_() for x in (v, z)]
     doubles = [x.double().requires_grad_() for x in (v, z)]
     generator = torch.Generator().manual_seed(1)
-    cotangents = torch.randn(2, len(v), 3, v.shape[3], generator=generator).to(v.dtype).unbind()
+    cotangent = torch.randn(len(v), 2, 3, v.shape[3], generator=generator).to(v.dtype)
     actual = kernel.pool_projections(*inputs)
     expected = plain(*doubles)
-    gradients = torch.autograd.grad(actual, inputs, [x.to(device) for x in cotangents])
-    references = torch.autograd.grad(expected, doubles, [x.double() for x in cotangents])
-    for a, b in zip([*actual, *gradients], [*expected, *references], strict=True):
+    gradients = torch.autograd.grad(actual, inputs, cotangent.to(device))
+    references = torch.autograd.grad(expected, doubles, cotangent.double())
+    for a, b in zip([actual, *gradients], [expected, *references], strict=True):
         assert a.dtype == v.dtype
         assert_same(a, b, tolerance)
 
@@ -66,13 +66,32 @@ def test_channels_of_a_wider_tensor(device, generator):
     compare(v.mT.contiguous().mT, z, device)
 
 
+@pytest.mark.parametrize(("b", "n", "c", "wide"), [(2, 21, 5, 8), (1, 9, 70, 70)])
+def test_vectors_of_the_cloud_and_zero_vectors(b, n, c, wide, device, generator):
+    v, z = cloud(b, n, c, generator)
+    given = [v, z, torch.randn(b, 1, 3, c, generator=generator)]
+    doubles = [x.double().requires_grad_() for x in given]
+    inputs = [
+        (F.pad(x, (0, wide - c)) if x is not z else x).to(device).requires_grad_() for x in given
+    ]
+    actual = kernel.pool_projections(*inputs, channels=c)
+    expected = plain(torch.cat([doubles[0], doubles[2].expand(-1, n, -1, -1)], -1), doubles[1])
+    assert_same(actual, expected)
+    cotangent = torch.randn(expected.shape, generator=generator)
+    gradients = torch.autograd.grad(actual, inputs, cotangent.to(device))
+    references = torch.autograd.grad(expected, doubles, cotangent.double())
+    for a, reference in zip(gradients, references, strict=True):
+        assert_same(a[..., : reference.shape[-1]], reference)
+        assert not a[..., reference.shape[-1] :].any()
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["maximum", "mean"])
 def test_gradient_of_one_output(which, device, generator):
     v, z = cloud(1, 9, 3, generator)
     inputs = [x.to(device).requires_grad_() for x in (v, z)]
     doubles = [x.double().requires_grad_() for x in (v, z)]
-    actual = torch.autograd.grad(kernel.pool_projections(*inputs)[which].sum(), inputs)
-    expected = torch.autograd.grad(plain(*doubles)[which].sum(), doubles)
+    actual = torch.autograd.grad(kernel.pool_projections(*inputs)[:, which].sum(), inputs)
+    expected = torch.autograd.grad(plain(*doubles)[:, which].sum(), doubles)
     for a, b in zip(actual, expected, strict=True):
         assert_same(a, b)
 
@@ -91,6 +110,10 @@ def test_sizes_that_do_not_match_are_refused(generator):
     v, z = cloud(1, 4, 2, generator)
     with pytest.raises(ValueError, match="belong together"):
         kernel.pool_projections(v, z[:, :3])
+    with pytest.raises(ValueError, match="belong together"):
+        kernel.pool_projections(v, z, v[:, :2])
+    with pytest.raises(ValueError, match="belong together"):
+        kernel.pool_projections(v, z, channels=3)
 
 
 @pytest.mark.gpu
@@ -105,7 +128,7 @@ def test_a_cuda_graph_can_hold_it(generator):
     v, z = (x.cuda().requires_grad_() for x in cloud(4, 300, 85, generator))
 
     def step():
-        maximum, mean = kernel.pool_projections(v, z)
+        maximum, mean = kernel.pool_projections(v, z).unbind(1)
         return torch.autograd.grad((maximum * mean).sum(), [v, z])
 
     stream = torch.cuda.Stream()

@@ -32,19 +32,23 @@ def fused_edge_conv(layer, v, neighbors):
     offset = n * torch.arange(b, device=v.device)[:, None, None]
     index = (neighbors + offset).reshape(b * n, k).int()
     w1, w2 = torch.cat([layer.linear.weight, layer.direction.weight]).chunk(2, dim=1)
-    u, w = F.linear(v, w1).flatten(0, 1), F.linear(v, w2 - w1).flatten(0, 1)
-    return kernel.vn_edge_conv(u, w, index, *norm_arguments(layer.norm)).reshape(b, n, 3, -1)
+    uw = F.linear(v, torch.cat([w1, w2 - w1])).flatten(0, 1)
+    return kernel.vn_edge_conv(uw, index, *norm_arguments(layer.norm)).reshape(b, n, 3, -1)
 
 
-def fused_layer(layer, v):
-    """VNLayer by the kernel."""
-    return kernel.vn_norm_act(layer.linear(v), layer.direction(v), *norm_arguments(layer.norm))
-
-
-def fused_layer_packed(layer, v):
+def fused_layer(layer, v, mean=None):
     """VNLayer by the kernel, with one product for the vectors and their directions."""
-    weight = torch.cat([layer.linear.weight, layer.direction.weight])
-    return kernel.vn_norm_act(F.linear(v, weight), None, *norm_arguments(layer.norm))
+    shared = len(layer.direction.weight) == 1
+    direction = F.pad(layer.direction.weight, (0, 0, 0, 7 if shared else 0))
+    halves = torch.cat([layer.linear.weight, direction]).chunk(1 if mean is None else 2, dim=1)
+    pq, offset = F.linear(v, halves[0]), None if mean is None else F.linear(mean, halves[1])
+    return kernel.vn_norm_act(pq, *norm_arguments(layer.norm), shared=shared, offset=offset)
+
+
+def layer_and_mean(layer, v):
+    """The new vectors and twice their mean, in one tensor."""
+    out, mean = layer.with_mean(v)
+    return torch.cat([out, 2 * mean], dim=1)
 
 
 def used(layer, training=True):
@@ -154,12 +158,6 @@ def test_layer(n, c, d, training, device, generator):
     compare(used(VNLayer(c, d), training), fused_layer, v, device=device)
 
 
-@pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (2, 1, 1)])
-def test_layer_with_one_product(n, c, d, device, generator):
-    v = torch.randn(n, 3, c, generator=generator)
-    compare(used(VNLayer(c, d)), fused_layer_packed, v, device=device)
-
-
 @TRAINING
 @pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (9, 3, 70)])
 def test_layer_with_a_shared_direction(n, c, d, training, device, generator):
@@ -175,81 +173,150 @@ def test_layer_in_float64(shared, device, generator):
     compare(layer, fused_layer, v, device=device, dtype=torch.float64, tolerance=1e-7)
 
 
-def plain_edges(u, w, index, norm):
+@TRAINING
+@pytest.mark.parametrize("shared", [False, True])
+def test_vectors_of_the_cloud_are_added(shared, training, device, generator):
+    v = torch.randn(3, 19, 3, 2, generator=generator)
+    mean = torch.randn(3, 1, 3, 2, generator=generator)
+    layer = used(VNLayer(4, 5, shared_direction=shared), training)
+    compare(layer, fused_layer, v, mean, device=device)
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["both", "mean alone"])
+def test_mean_over_the_cloud(both, device, generator, kernels):
+    v = torch.randn(2, 19, 3, 2, generator=generator)
+    layer = used(VNLayer(2, 5, shared_direction=True))
+
+    def function(layer, v):
+        out = layer_and_mean(layer, v)
+        return out if both else out[:, -1:]
+
+    reference = copy.deepcopy(layer).double()
+    expected = outcome(function, reference, v.double())
+    actual = outcome(function, layer.to(device), v.to(device))
+    for name, x in expected.items():
+        assert_same(actual[name], x, 1e-4)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Let float32 tensors go through the kernels wherever they are."""
+    monkeypatch.setattr("locotrans.nn.vn.use_kernels", lambda x: x.dtype == torch.float32)
+
+
+@TRAINING
+def test_layers_of_wide_vectors(training, device, generator, kernels):
+    layer = used(VNLayer((2, 9), 5), training)
+    parts = torch.randn(1, 7, 3, 11, generator=generator).split([2, 9], dim=-1)
+    wide = torch.cat([F.pad(x, (0, -x.shape[-1] % 8)) for x in parts], dim=-1)
+    reference = copy.deepcopy(layer).double()
+    expected = outcome(lambda f, v: f(v), reference, torch.cat(parts, dim=-1).double())
+    layer.to(device)
+    for v in (torch.cat(parts, dim=-1), wide):
+        again = copy.deepcopy(layer)
+        actual = outcome(lambda f, v: f(v), again, v.to(device))
+        if v is wide:
+            gradient = actual.pop("v")
+            assert_same(
+                torch.cat([gradient[..., :2], gradient[..., 8:17]], -1), expected["v"], 1e-4
+            )
+        for name, x in actual.items():
+            assert_same(x, expected[name], 1e-4)  # the count of batches among them
+        out = again.eval()(v.to(device), wide=True)
+        assert out.shape[-1] == 8
+        assert not out[..., 5:].any()
+    with pytest.raises(ValueError, match="takes 11 vectors a point, not 10"):
+        layer(v[..., :10].to(device))
+
+
+@TRAINING
+def test_edge_conv_of_wide_vectors(training, device, generator, kernels):
+    layer = used(VNEdgeConv(3, 5), training)
+    v, neighbors = cloud(2, 7, 3, 3, generator)
+    reference = copy.deepcopy(layer).double()
+    expected = outcome(lambda f, *x: f(*x), reference, v.double(), neighbors)
+    wide = F.pad(v, (0, 5)).to(device)
+    actual = outcome(lambda f, *x: f(*x), layer.to(device), wide, neighbors.to(device))
+    assert not actual["v"][..., 3:].any()
+    actual["v"] = actual["v"][..., :3]
+    for name, x in expected.items():
+        assert_same(actual[name], x, 1e-4)
+    with pytest.raises(ValueError, match="takes 3 vectors a point, not 2"):
+        layer(v[..., :2].to(device), neighbors.to(device))
+
+
+def plain_edges(uw, index, norm):
     """What `vn_edge_conv` does to its arguments."""
+    u, w = uw.chunk(2, dim=-1)
     p, q = (u[index] + w[:, None]).chunk(2, dim=-1)
     return vn_leaky_relu(norm(p), q).mean(1)
 
 
 def edges(n, k, d, generator):
-    u, w = torch.randn(2, n, 3, 2 * d, generator=generator)
-    return u, w, torch.randint(n, (n, k), generator=generator)
+    uw = torch.randn(n, 3, 4 * d, generator=generator)
+    return uw, torch.randint(n, (n, k), generator=generator)
 
 
 def test_bfloat16_is_storage_only(device, generator):
-    u, w, index = edges(12, 4, 5, generator)
+    uw, index = edges(12, 4, 5, generator)
     norm = VNBatchNorm(5).to(device)
-    plain = [x.bfloat16().double().requires_grad_() for x in (u, w)]
-    expected = plain_edges(*plain, index, copy.deepcopy(norm).cpu().double())
-    fused = [x.bfloat16().to(device).requires_grad_() for x in (u, w)]
-    out = kernel.vn_edge_conv(*fused, index.int().to(device), *norm_arguments(norm))
+    plain = uw.bfloat16().double().requires_grad_()
+    expected = plain_edges(plain, index, copy.deepcopy(norm).cpu().double())
+    fused = uw.bfloat16().to(device).requires_grad_()
+    out = kernel.vn_edge_conv(fused, index.int().to(device), *norm_arguments(norm))
     assert out.dtype == torch.bfloat16
     assert_same(out, expected, 0.01)
     cotangent = torch.randn(out.shape, generator=generator).bfloat16()
-    gradients = torch.autograd.grad(out, fused, cotangent.to(device))
-    for a, b in zip(
-        gradients, torch.autograd.grad(expected, plain, cotangent.double()), strict=True
-    ):
-        assert a.dtype == torch.bfloat16
-        assert_same(a, b, 0.01)
+    (gradient,) = torch.autograd.grad(out, fused, cotangent.to(device))
+    assert gradient.dtype == torch.bfloat16
+    assert_same(gradient, torch.autograd.grad(expected, plain, cotangent.double())[0], 0.01)
 
 
 def test_padding_stays_zero(device, generator):
     d, width = 5, 8
-    u, w, index = edges(9, 3, d, generator)
+    uw, index = edges(9, 3, d, generator)
     norm = VNBatchNorm(d)
-    plain = [x.double().requires_grad_() for x in (u, w)]
-    expected = plain_edges(*plain, index, copy.deepcopy(norm).double())
-    padded = [
-        F.pad(x.unflatten(2, (2, d)), (0, width - d)).flatten(2).to(device).requires_grad_()
-        for x in (u, w)
-    ]
-    out = kernel.vn_edge_conv(*padded, index.int().to(device), *norm_arguments(norm.to(device)))
+    plain = uw.double().requires_grad_()
+    expected = plain_edges(plain, index, copy.deepcopy(norm).double())
+    padded = F.pad(uw.unflatten(2, (4, d)), (0, width - d)).flatten(2).to(device).requires_grad_()
+    out = kernel.vn_edge_conv(padded, index.int().to(device), *norm_arguments(norm.to(device)))
     assert out.shape == (9, 3, width)
     assert_same(out, F.pad(expected, (0, width - d)), 1e-4)
     assert not out[..., d:].any()
-    gradients = torch.autograd.grad(out.square().sum(), padded)
-    for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), plain), strict=True):
-        halves = a.unflatten(2, (2, width))
-        assert_same(halves[..., :d].flatten(2), b, 1e-4)
-        assert not halves[..., d:].any()
+    (a,) = torch.autograd.grad(out.square().sum(), padded)
+    (b,) = torch.autograd.grad(expected.square().sum(), plain)
+    parts = a.unflatten(2, (4, width))
+    assert_same(parts[..., :d].flatten(2), b, 1e-4)
+    assert not parts[..., d:].any()
 
 
 def test_one_edge_has_no_variance(device, generator):
-    u, w, index = (x.to(device) for x in edges(1, 1, 3, generator))
+    uw, index = (x.to(device) for x in edges(1, 1, 3, generator))
     with pytest.raises(ValueError, match="more than one"):
-        kernel.vn_edge_conv(u, w, index, *norm_arguments(VNBatchNorm(3).to(device)))
+        kernel.vn_edge_conv(uw, index, *norm_arguments(VNBatchNorm(3).to(device)))
 
 
 def test_sizes_that_do_not_match_are_refused(device, generator):
-    u, w, index = (x.to(device) for x in edges(4, 2, 3, generator))
+    uw, index = (x.to(device) for x in edges(4, 2, 3, generator))
     norm = norm_arguments(VNBatchNorm(3).to(device))
     with pytest.raises(ValueError, match="belong together"):
-        kernel.vn_edge_conv(u, w, index[:3], *norm)
+        kernel.vn_edge_conv(uw, index[:3], *norm)
     with pytest.raises(ValueError, match="belong together"):
-        kernel.vn_norm_act(u, w[..., :2], *norm)
+        kernel.vn_norm_act(uw[..., :4], *norm)
+    with pytest.raises(ValueError, match="belong together"):
+        kernel.vn_norm_act(uw[..., :6], *norm, offset=uw[:1])
 
 
 @pytest.mark.gpu
 def test_a_cuda_graph_can_hold_them(generator):
-    u, w, index = (x.cuda() for x in edges(100, 20, 21, generator))
-    norm = VNBatchNorm(21).cuda()
-    u.requires_grad_()
+    uw, index = (x.cuda() for x in edges(100, 20, 24, generator))
+    norm = VNBatchNorm(24).cuda()
+    uw.requires_grad_()
 
     def step():
-        out = kernel.vn_edge_conv(u, w, index, *norm_arguments(norm))
-        out = kernel.vn_norm_act(out, out[..., :1], *norm_arguments(norm))
-        return torch.autograd.grad(out.square().sum(), [u, norm.norm.weight])
+        out = kernel.vn_edge_conv(uw, index, *norm_arguments(norm))
+        out = kernel.vn_norm_act(out.repeat(1, 1, 2), *norm_arguments(norm))
+        return torch.autograd.grad(out.square().sum(), [uw, norm.norm.weight])
 
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -259,7 +326,7 @@ def test_a_cuda_graph_can_hold_them(generator):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()
-    u.data.mul_(-2)
+    uw.data.mul_(-2)
     graph.replay()
     for a, b in zip(captured, step(), strict=True):
         assert_same(a, b.cpu().double(), 1e-4)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locotrans.nn.graph import feature_graph, point_graph
-from locotrans.nn.vn import VNEdgeConv, VNLayer
+from locotrans.nn.vn import VNEdgeConv, VNLayer, narrow
 
 
 class VNFeatures(NamedTuple):
@@ -45,24 +45,36 @@ class VNDGCNN(nn.Module):
         append_mean: bool = True,
     ) -> None:
         super().__init__()
+        self.widths = tuple(widths)
         self.k = k
         self.append_mean = append_mean
         self.channels = 2 * embedding if append_mean else embedding
         self.convs = nn.ModuleList(
             VNEdgeConv(c, d) for c, d in zip([1, *widths[:-1]], widths, strict=True)
         )
-        self.embed = VNLayer(sum(widths), embedding, shared_direction=True)
+        self.embed = VNLayer(widths, embedding, shared_direction=True)
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> VNFeatures:
-        """Return the vector features of every point, layer by layer."""
+    def forward(self, points: Float[Tensor, "b n 3"], *, wide: bool = False) -> VNFeatures:
+        """Return the vector features of every point, layer by layer.
+
+        Args:
+            points: the clouds.
+            wide: let zero vectors follow the channels where they do on the way, see
+                `locotrans.nn.vn`.
+        """
         v = points.unsqueeze(-1)  # (b, n, 3, 1): a point is one vector
         layers: list[Tensor] = []
         graphs: list[Tensor] = []
         for conv in self.convs:
             graph = feature_graph(v.flatten(-2), self.k) if layers else point_graph(points, self.k)
-            v = conv(v, graph)
+            v = conv(v, graph, wide=True)
             layers.append(v)
             graphs.append(graph)
-        v = self.embed(torch.cat(layers, dim=-1))
-        mean = v.mean(dim=1, keepdim=True) if self.append_mean else None
+        joined, mean = torch.cat(layers, dim=-1), None
+        if self.append_mean:
+            v, mean = self.embed.with_mean(joined, wide=wide)
+        else:
+            v = self.embed(joined, wide=wide)
+        if not wide:
+            layers = [narrow(x, width) for x, width in zip(layers, self.widths, strict=True)]
         return VNFeatures(v, mean, layers, graphs)

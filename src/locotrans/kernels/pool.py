@@ -3,13 +3,16 @@ r"""Fused pooling of invariants: inner products with three vectors, their maximu
 `pool_projections` is what `locotrans.nn.vn.VNInvariants` does after its projection, and the pooling
 of its features: with ``inv[i, c] = sum over s of z[s, i] v[s, c]`` at every point, the maximum and
 the mean of inv over the points of each cloud. The features of the points, (b, n, 3, c), never exist
-in memory.
+in memory. Vectors that all points of a cloud share are channels behind those of v.
 
 Backward, with G[i, c] = dmean[i, c] / n + dmaximum[i, c] at the point of the maximum, dmean / n at
 any other::
 
     dv[s, c] = sum over i of z[s, i] G[i, c]
     dz[s, i] = sum over c of v[s, c] G[i, c]
+
+Of shared vectors, the sum of dv over the points is, with the mean of z over them, Z, and z at the
+place of the maximum, Y[s, i, c]: ``sum over i of Z[s, i] dmean[i, c] + Y[s, i, c] dmaximum[i, c]``.
 
 Bytes that each pass must move, with V = 3 c s b n, the size of v at s bytes an entry (134 MB for 32
 clouds of 1,024 points, c = 341, float32; z is 9 numbers a point, 36 b n, and all else is smaller)::
@@ -23,7 +26,7 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -39,12 +42,14 @@ PROGRAMS = 132 * 8  # at least, if there are points enough: clouds are cut into 
 
 @triton.jit
 @no_type_check
-def _load_vectors(v, n_stride, s_stride, r, c, mask, REAL: tl.constexpr):
+def _load_vectors(
+    v, r, c, mask, N_STRIDE: tl.constexpr, S_STRIDE: tl.constexpr, REAL: tl.constexpr
+):  # fmt: skip
     """Load the vectors of some points and channels of one cloud."""
-    pointer = v + r.to(tl.int64)[:, None] * n_stride + c[None, :]
+    pointer = v + r.to(tl.int64)[:, None] * N_STRIDE + c[None, :]
     x = tl.load(pointer, mask=mask, other=0.0).to(REAL)
-    y = tl.load(pointer + s_stride, mask=mask, other=0.0).to(REAL)
-    z = tl.load(pointer + 2 * s_stride, mask=mask, other=0.0).to(REAL)
+    y = tl.load(pointer + S_STRIDE, mask=mask, other=0.0).to(REAL)
+    z = tl.load(pointer + 2 * S_STRIDE, mask=mask, other=0.0).to(REAL)
     return x, y, z
 
 
@@ -83,10 +88,14 @@ def _store_segment(tops, places, totals, row, c, n, top, place, total, WIDTH: tl
 @triton.jit
 @no_type_check
 def _pool_segments(
-    v, z, tops, places, totals, n, segments, length, b_stride, n_stride, s_stride,
-    REAL: tl.constexpr, POINTS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    v, z, tops, places, totals, n, segments, length, b_stride,
+    N_STRIDE: tl.constexpr, S_STRIDE: tl.constexpr, REAL: tl.constexpr,
+    POINTS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Pool a segment of `length` points; tops, places and totals are (b, segments, 3, WIDTH)."""
+    """Pool a segment of `length` points; tops, places and totals are (b, segments, 3, WIDTH).
+
+    Channels beyond WIDTH, up to WIDE, are read and forgotten: whole rows are read several at once.
+    """
     blocks = tl.cdiv(WIDTH, C)
     segment = tl.program_id(0) // blocks  # of all clouds
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
@@ -101,8 +110,8 @@ def _pool_segments(
     start = (segment % segments) * length
     for first in range(start, min(start + length, n), POINTS):
         r = first + tl.arange(0, POINTS)
-        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        x0, x1, x2 = _load_vectors(v, n_stride, s_stride, r, c, mask, REAL)
+        mask = (r < n)[:, None] & (c < WIDE)[None, :]
+        x0, x1, x2 = _load_vectors(v, r, c, mask, N_STRIDE, S_STRIDE, REAL)
         z0, z1, z2 = _load_column(z, 0, r, n, REAL)
         top0, place0, total0 = _update(
             top0, place0, total0, z0 * x0 + z1 * x1 + z2 * x2, r, mask
@@ -120,59 +129,67 @@ def _pool_segments(
     _store_segment(tops, places, totals, segment * 3 + 2, c, n, top2, place2, total2, WIDTH)
 
 
+# Maxima and means, and their gradients, are (b, 2, 3, ROW): those of v, then those of the shared
+# vectors, in each row. The places of the maxima are (b, 3, WIDTH) for each of the two.
+
+
 @triton.jit
 @no_type_check
 def _pool_clouds(
-    tops, places, totals, maximum, mean, argmax, n, segments, width,
-    REAL: tl.constexpr, C: tl.constexpr,
+    tops, places, totals, pooled, argmax, n, segments,
+    REAL: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
-    """Join the segments of a cloud: (b, segments, width) to (b, width), width the 3 c products."""
-    blocks = tl.cdiv(width, C)
+    """Join the segments of a cloud: (b, segments, 3, WIDTH) to some channels of `pooled`."""
+    blocks = tl.cdiv(3 * WIDTH, C)
     cloud = (tl.program_id(0) // blocks).to(tl.int64)
-    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mask = c < width
+    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)  # of all 3 WIDTH products
+    mask = c < 3 * WIDTH
     top = tl.full((C,), float("-inf"), dtype=REAL)
     place = tl.zeros((C,), dtype=tl.int32)
     total = tl.zeros((C,), dtype=REAL)
     for segment in range(segments):
-        pointer = (cloud * segments + segment) * width + c
+        pointer = (cloud * segments + segment) * 3 * WIDTH + c
         x = tl.load(tops + pointer, mask=mask, other=0.0)
         better = x > top  # later segments have later points
         top = tl.where(better, x, top)
         place = tl.where(better, tl.load(places + pointer, mask=mask, other=0), place)
         total += tl.load(totals + pointer, mask=mask, other=0.0)
-    tl.store(maximum + cloud * width + c, top, mask=mask)
-    tl.store(mean + cloud * width + c, total / n, mask=mask)
-    tl.store(argmax + cloud * width + c, place, mask=mask)
+    pointer = pooled + cloud * 6 * ROW + (c // WIDTH) * ROW + c % WIDTH
+    tl.store(pointer, top, mask=mask)
+    tl.store(pointer + 3 * ROW, total / n, mask=mask)
+    tl.store(argmax + cloud * 3 * WIDTH + c, place, mask=mask)
 
 
 @triton.jit
 @no_type_check
 def _load_gradient(
-    grad_max, grad_mean, argmax, row, c, r, n, REAL: tl.constexpr, WIDTH: tl.constexpr
+    grad, argmax, i, c, r, n, REAL: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr
 ):  # fmt: skip
-    """Load a row of G for some points, (points, channels)."""
-    pointer = row * WIDTH + c
+    """Load row i of G for some points of a cloud, (points, channels)."""
     mask = c < WIDTH
-    mean = tl.load(grad_mean + pointer, mask=mask, other=0.0).to(REAL) / n
-    top = tl.load(grad_max + pointer, mask=mask, other=0.0).to(REAL)
-    place = tl.load(argmax + pointer, mask=mask, other=0)
+    top = tl.load(grad + i * ROW + c, mask=mask, other=0.0).to(REAL)
+    mean = tl.load(grad + (3 + i) * ROW + c, mask=mask, other=0.0).to(REAL) / n
+    place = tl.load(argmax + i * WIDTH + c, mask=mask, other=0)
     return mean[None, :] + tl.where(place[None, :] == r[:, None], top[None, :], 0.0)
 
 
 @triton.jit
 @no_type_check
 def _pool_gradients(
-    v, z, grad_max, grad_mean, argmax, dv, dz, n, b_stride, n_stride, s_stride,
-    REAL: tl.constexpr, POINTS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    v, shared, z, grad, argmax, shared_argmax, dv, dz, n, b_stride,
+    N_STRIDE: tl.constexpr, S_STRIDE: tl.constexpr, M_STRIDE: tl.constexpr, SHARED: tl.constexpr,
+    REAL: tl.constexpr, POINTS: tl.constexpr, C: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
-    """Store dv and dz of a few points, going through all channels; dv (b, n, 3, WIDTH)."""
+    """Store dv and dz of a few points, going through all channels; dv (b, n, 3, WIDE)."""
     blocks = tl.cdiv(n, POINTS)
     cloud = (tl.program_id(0) // blocks).to(tl.int64)
     r = (tl.program_id(0) % blocks) * POINTS + tl.arange(0, POINTS)
     v += cloud * b_stride
     z += cloud * 9 * n
-    dv += cloud * n * 3 * WIDTH
+    dv += cloud * n * 3 * WIDE
+    grad += cloud * 6 * ROW
+    argmax += cloud * 3 * WIDTH
     z00, z10, z20 = _load_column(z, 0, r, n, REAL)
     z01, z11, z21 = _load_column(z, 1, r, n, REAL)
     z02, z12, z22 = _load_column(z, 2, r, n, REAL)
@@ -180,20 +197,34 @@ def _pool_gradients(
     d10, d20 = d00, d00
     d01, d11, d21 = d00, d00, d00
     d02, d12, d22 = d00, d00, d00
-    for start in range(0, WIDTH, C):
+    for start in range(0, WIDE, C):
         c = start + tl.arange(0, C)
-        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        x0, x1, x2 = _load_vectors(v, n_stride, s_stride, r, c, mask, REAL)
-        g0 = _load_gradient(grad_max, grad_mean, argmax, cloud * 3, c, r, n, REAL, WIDTH)
-        g1 = _load_gradient(grad_max, grad_mean, argmax, cloud * 3 + 1, c, r, n, REAL, WIDTH)
-        g2 = _load_gradient(grad_max, grad_mean, argmax, cloud * 3 + 2, c, r, n, REAL, WIDTH)
-        pointer = dv + r.to(tl.int64)[:, None] * (3 * WIDTH) + c[None, :]
+        mask = (r < n)[:, None] & (c < WIDE)[None, :]
+        x0, x1, x2 = _load_vectors(v, r, c, mask, N_STRIDE, S_STRIDE, REAL)
+        g0 = _load_gradient(grad, argmax, 0, c, r, n, REAL, WIDTH, ROW)
+        g1 = _load_gradient(grad, argmax, 1, c, r, n, REAL, WIDTH, ROW)
+        g2 = _load_gradient(grad, argmax, 2, c, r, n, REAL, WIDTH, ROW)
+        pointer = dv + r.to(tl.int64)[:, None] * (3 * WIDE) + c[None, :]
         tl.store(pointer, z00 * g0 + z01 * g1 + z02 * g2, mask=mask)
-        tl.store(pointer + WIDTH, z10 * g0 + z11 * g1 + z12 * g2, mask=mask)
-        tl.store(pointer + 2 * WIDTH, z20 * g0 + z21 * g1 + z22 * g2, mask=mask)
+        tl.store(pointer + WIDE, z10 * g0 + z11 * g1 + z12 * g2, mask=mask)
+        tl.store(pointer + 2 * WIDE, z20 * g0 + z21 * g1 + z22 * g2, mask=mask)
         d00, d01, d02 = d00 + x0 * g0, d01 + x0 * g1, d02 + x0 * g2
         d10, d11, d12 = d10 + x1 * g0, d11 + x1 * g1, d12 + x1 * g2
         d20, d21, d22 = d20 + x2 * g0, d21 + x2 * g1, d22 + x2 * g2
+    if SHARED:
+        shared += cloud * 3 * M_STRIDE
+        shared_argmax += cloud * 3 * WIDTH
+        grad += WIDTH
+        zero = tl.arange(0, 1)
+        for start in range(0, WIDTH, C):
+            c = start + tl.arange(0, C)
+            x0, x1, x2 = _load_vectors(shared, zero, c, (c < WIDTH)[None, :], 0, M_STRIDE, REAL)
+            g0 = _load_gradient(grad, shared_argmax, 0, c, r, n, REAL, WIDTH, ROW)
+            g1 = _load_gradient(grad, shared_argmax, 1, c, r, n, REAL, WIDTH, ROW)
+            g2 = _load_gradient(grad, shared_argmax, 2, c, r, n, REAL, WIDTH, ROW)
+            d00, d01, d02 = d00 + x0 * g0, d01 + x0 * g1, d02 + x0 * g2
+            d10, d11, d12 = d10 + x1 * g0, d11 + x1 * g1, d12 + x1 * g2
+            d20, d21, d22 = d20 + x2 * g0, d21 + x2 * g1, d22 + x2 * g2
     pointer = dz + cloud * 9 * n + r.to(tl.int64) * 9
     tl.store(pointer, tl.sum(d00, axis=1), mask=r < n)
     tl.store(pointer + 1, tl.sum(d01, axis=1), mask=r < n)
@@ -206,63 +237,132 @@ def _pool_gradients(
     tl.store(pointer + 8, tl.sum(d22, axis=1), mask=r < n)
 
 
+@triton.jit
+@no_type_check
+def _shared_gradients(
+    z, grad, argmax, dshared, n,
+    REAL: tl.constexpr, POINTS: tl.constexpr, C: tl.constexpr,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, ROW: tl.constexpr,
+):  # fmt: skip
+    """Store axis s of the gradient of the shared vectors of one cloud; dshared (b, 3, WIDE)."""
+    blocks = tl.cdiv(WIDE, C)
+    row = tl.program_id(0) // blocks
+    cloud = (row // 3).to(tl.int64)
+    c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
+    z += cloud * 9 * n + (row % 3) * 3
+    grad += cloud * 6 * ROW + WIDTH
+    argmax += cloud * 3 * WIDTH
+    total = tl.zeros((C,), dtype=REAL)
+    for i in range(3):
+        part = tl.zeros((POINTS,), dtype=REAL)
+        for start in range(0, n, POINTS):
+            r = start + tl.arange(0, POINTS)
+            part += tl.load(z + r * 9 + i, mask=r < n, other=0.0).to(REAL)
+        mask = c < WIDTH
+        top = tl.load(grad + i * ROW + c, mask=mask, other=0.0).to(REAL)
+        mean = tl.load(grad + (3 + i) * ROW + c, mask=mask, other=0.0).to(REAL)
+        place = tl.load(argmax + i * WIDTH + c, mask=mask, other=0)
+        chosen = tl.load(z + place * 9 + i, mask=mask, other=0.0).to(REAL)
+        total += tl.sum(part, axis=0) / n * mean + chosen * top
+    tl.store(dshared + row.to(tl.int64) * WIDE + c, total, mask=c < WIDE)
+
+
 # -------------------------------------------------------------------------------- torch's side
+
+
+def _dense(v: Float[Tensor, "b n 3 c"]) -> Float[Tensor, "b n 3 c"]:
+    """Return v with channels side by side, copied only if it must be."""
+    return v if v.stride(3) == 1 else v.contiguous()
 
 
 class _Pool(torch.autograd.Function):
     """`pool_projections` and its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        if v.stride(3) != 1:
-            v = v.contiguous()
-        z = z.contiguous()
-        b, n, _, c = v.shape
-        dtype, real = _real(v)
-        blocks = triton.cdiv(c, CHANNELS)
-        wanted = min(triton.cdiv(PROGRAMS, b * blocks), triton.cdiv(n, POINTS))
-        length = POINTS * triton.cdiv(n, POINTS * wanted)
-        segments = triton.cdiv(n, length)  # none is empty
-        tops = v.new_empty(b, segments, 3, c, dtype=dtype)
-        places = torch.empty_like(tops, dtype=torch.int32)
-        totals = torch.empty_like(tops)
-        _pool_segments[(b * segments * blocks,)](
-            v, z, tops, places, totals, n, segments, length, *v.stride()[:3],
-            REAL=real, POINTS=POINTS, C=CHANNELS, WIDTH=c, num_warps=WARPS,
-        )  # fmt: skip
-        maximum, mean = v.new_empty(b, 3, c), v.new_empty(b, 3, c)
-        argmax = places.new_empty(b, 3, c)
-        _pool_clouds[(b * triton.cdiv(3 * c, 128),)](
-            tops, places, totals, maximum, mean, argmax, n, segments, 3 * c,
-            REAL=real, C=128, num_warps=WARPS,
-        )  # fmt: skip
-        ctx.save_for_backward(v, z, argmax)
-        return maximum, mean
+    def forward(
+        ctx: Any, v: Tensor, z: Tensor, shared: Tensor | None, channels: int
+    ) -> Tensor:  # fmt: skip
+        v, z = _dense(v), z.contiguous()
+        parts = [v]
+        if shared is not None:
+            shared = shared.contiguous()
+            parts.append(shared.expand(-1, v.shape[1], -1, -1))
+        row = len(parts) * channels
+        pooled = v.new_empty(len(v), 2, 3, row)
+        places = []
+        for i, part in enumerate(parts):
+            places.append(_pool_part(part, z, pooled[..., i * channels :], channels, row))
+        ctx.save_for_backward(v, z, shared, *places)
+        return pooled
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_max: Tensor, grad_mean: Tensor) -> tuple[Tensor, Tensor]:
-        v, z, argmax = ctx.saved_tensors
-        b, n, _, c = v.shape
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        v, z, shared, *places = ctx.saved_tensors
+        b, n, _, wide = v.shape
+        grad, width = grad.contiguous(), places[0].shape[2]
         _, real = _real(v)
-        dv = v.new_empty(b, n, 3, c)
-        dz = torch.empty_like(z)
+        dv, dz = v.new_empty(b, n, 3, wide), torch.empty_like(z)
+        constants = {"REAL": real, "WIDTH": width, "ROW": grad.shape[3], "num_warps": WARPS}
         _pool_gradients[(b * triton.cdiv(n, BACK_POINTS),)](
-            v, z, grad_max.contiguous(), grad_mean.contiguous(), argmax, dv, dz,
-            n, *v.stride()[:3],
-            REAL=real, POINTS=BACK_POINTS, C=BACK_CHANNELS, WIDTH=c, num_warps=WARPS,
+            v, shared, z, grad, places[0], places[-1], dv, dz, n, v.stride(0),
+            N_STRIDE=v.stride(1), S_STRIDE=v.stride(2), SHARED=shared is not None,
+            M_STRIDE=0 if shared is None else shared.shape[3],
+            POINTS=BACK_POINTS, C=BACK_CHANNELS, WIDE=wide, **constants,
         )  # fmt: skip
-        return dv, dz
+        if shared is None:
+            return dv, dz, None, None
+        dshared = torch.empty_like(shared)
+        wide = shared.shape[3]
+        _shared_gradients[(b * 3 * triton.cdiv(wide, CHANNELS),)](
+            z, grad, places[1], dshared, n, POINTS=256, C=CHANNELS, WIDE=wide, **constants
+        )
+        return dv, dz, dshared, None
+
+
+def _pool_part(
+    v: Float[Tensor, "b n 3 c"],
+    z: Float[Tensor, "b n 3 3"],
+    pooled: Float[Tensor, "b 2 3 _"],
+    channels: int,
+    row: int,
+) -> Int[Tensor, "b 3 d"]:
+    """Pool the first channels of v into rows of `pooled`, and return the places of the maxima."""
+    b, n = v.shape[:2]
+    dtype, real = _real(v)
+    blocks = triton.cdiv(channels, CHANNELS)
+    wanted = min(triton.cdiv(PROGRAMS, b * blocks), triton.cdiv(n, POINTS))
+    length = POINTS * triton.cdiv(n, POINTS * wanted)
+    segments = triton.cdiv(n, length)  # none is empty
+    tops = v.new_empty(b, segments, 3, channels, dtype=dtype)
+    places = torch.empty_like(tops, dtype=torch.int32)
+    totals = torch.empty_like(tops)
+    _pool_segments[(b * segments * blocks,)](
+        v, z, tops, places, totals, n, segments, length, v.stride(0),
+        N_STRIDE=v.stride(1), S_STRIDE=v.stride(2), REAL=real,
+        POINTS=POINTS, C=CHANNELS, WIDTH=channels, WIDE=v.shape[3], num_warps=WARPS,
+    )  # fmt: skip
+    argmax = places.new_empty(b, 3, channels)
+    _pool_clouds[(b * triton.cdiv(3 * channels, 128),)](
+        tops, places, totals, pooled, argmax, n, segments,
+        REAL=real, C=128, WIDTH=channels, ROW=row, num_warps=WARPS,
+    )  # fmt: skip
+    return argmax
 
 
 def pool_projections(
-    v: Float[Tensor, "b n 3 c"], z: Float[Tensor, "b n 3 3"]
-) -> tuple[Float[Tensor, "b 3 c"], Float[Tensor, "b 3 c"]]:
+    v: Float[Tensor, "b n 3 d"],
+    z: Float[Tensor, "b n 3 3"],
+    shared: Float[Tensor, "b 1 3 d"] | None = None,
+    channels: int | None = None,
+) -> Float[Tensor, "b 2 3 c"]:
     """Return the maximum and the mean over the points of ``Z^T v``.
 
     Args:
         v: the vectors of every point. Read in place if channels lie side by side.
         z: three vectors of every point, its columns.
+        shared: vectors that all points of a cloud share, which count as channels behind those of v.
+        channels: how many channels v and `shared` have, if zero vectors follow them.
 
     Returns:
         Maximum and mean of each inner product over its cloud, in the type of v; arithmetic is
@@ -271,6 +371,13 @@ def pool_projections(
     Symmetry: invariant under O(3), if v and z turn together.
     Gradient: that of a maximum goes to the first of equal points.
     """
-    if v.shape[:3] != z.shape[:3] or z.shape[3] != 3:
-        raise ValueError(f"v {tuple(v.shape)} and z {tuple(z.shape)} do not belong together")
-    return _Pool.apply(v, z)
+    channels = v.shape[3] if channels is None else channels
+    fits = v.shape[:3] == z.shape[:3] and z.shape[3] == 3 and channels <= v.shape[3]
+    if shared is not None:
+        fits &= shared.shape[:3] == (len(v), 1, 3) and channels <= shared.shape[3]
+    if not fits:
+        raise ValueError(
+            f"v {tuple(v.shape)}, z {tuple(z.shape)} and shared vectors "
+            f"{None if shared is None else tuple(shared.shape)} do not belong together"
+        )
+    return _Pool.apply(v, z, shared, channels)

@@ -72,18 +72,6 @@ def _load(base, rows, stride, c, mask, REAL: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _load_direction(
-    q, r, stride, c, n, WIDTH: tl.constexpr, SHARED: tl.constexpr, REAL: tl.constexpr
-):  # fmt: skip
-    """Load the directions of some rows: one a channel, or one column (rows, 1) for all."""
-    if SHARED:
-        return _load(q, r, stride, tl.arange(0, 1), (r < n)[:, None], REAL)
-    else:
-        return _load(q, r, stride, c, (r < n)[:, None] & (c < WIDTH)[None, :], REAL)
-
-
-@triton.jit
-@no_type_check
 def _store(base, rows, stride, c, mask, x, y, z):
     """Store the vectors of some rows and channels of an (n, 3, stride) tensor."""
     pointer = base + rows.to(tl.int64)[:, None] * (3 * stride) + c[None, :]
@@ -205,6 +193,31 @@ def _store_partial(partial, program, c, channels, first, second):
 
 @triton.jit
 @no_type_check
+def _join_partial(partial, c, channels, programs, ROWS: tl.constexpr, C: tl.constexpr):
+    """Return both sums of some channels over all programs, in float64."""
+    first = tl.zeros((ROWS, C), dtype=tl.float64)
+    second = tl.zeros((ROWS, C), dtype=tl.float64)
+    for start in range(0, programs, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < programs)[:, None] & (c < channels)[None, :]
+        pointer = partial + rows[:, None] * 2 * channels + c[None, :]
+        first += tl.load(pointer, mask=mask, other=0.0).to(tl.float64)
+        second += tl.load(pointer + channels, mask=mask, other=0.0).to(tl.float64)
+    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+
+
+@triton.jit
+@no_type_check
+def _finish_sums(partial, sums, programs, channels, ROWS: tl.constexpr, C: tl.constexpr):
+    """Add up the partial sums of all programs; `sums` is (2, c)."""
+    c = tl.program_id(0) * C + tl.arange(0, C)
+    first, second = _join_partial(partial, c, channels, programs, ROWS, C)
+    tl.store(sums + c, first, mask=c < channels)
+    tl.store(sums + channels + c, second, mask=c < channels)
+
+
+@triton.jit
+@no_type_check
 def _finish_statistics(
     partial, shift, moments, running_mean, running_var, momentum, programs, channels, count,
     ROWS: tl.constexpr, C: tl.constexpr,
@@ -215,17 +228,10 @@ def _finish_statistics(
     """
     c = tl.program_id(0) * C + tl.arange(0, C)
     inside = c < channels
-    first = tl.zeros((ROWS, C), dtype=tl.float64)
-    second = tl.zeros((ROWS, C), dtype=tl.float64)
-    for start in range(0, programs, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < programs)[:, None] & inside[None, :]
-        pointer = partial + rows[:, None] * 2 * channels + c[None, :]
-        first += tl.load(pointer, mask=mask, other=0.0).to(tl.float64)
-        second += tl.load(pointer + channels, mask=mask, other=0.0).to(tl.float64)
-    offset = tl.sum(first, axis=0) / count
+    first, second = _join_partial(partial, c, channels, programs, ROWS, C)
+    offset = first / count
     mean = tl.load(shift + c, mask=inside, other=0.0).to(tl.float64) + offset
-    var = tl.maximum(tl.sum(second, axis=0) / count - offset * offset, 0.0)
+    var = tl.maximum(second / count - offset * offset, 0.0)
     tl.store(moments + c, mean, mask=inside)
     tl.store(moments + channels + c, var, mask=inside)
     # running statistics take the unbiased variance
@@ -237,24 +243,25 @@ def _finish_statistics(
 
 
 # --------------------------------------------------------------------------------------- edges
-# u, w (n, 3, 2 WIDTH): p, then q, in each row; index (n, k); out (n, 3, WIDTH).
+# uw (n, 3, 4 WIDTH): p and q of u, then those of w, in each row; index (n, k); out (n, 3, WIDTH).
 # A program has a tile of ROWS points r x C channels, and goes through the neighbours j one by one.
 
 
 @triton.jit
 @no_type_check
 def _edge_statistics(
-    u, w, index, partial, shift_out, n, k, channels, programs,
+    uw, index, partial, shift_out, n, k, channels, programs,
     EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Sum l - shift and its square, over the edges of every programs-th tile."""
+    u, w = uw, uw + 2 * WIDTH
     blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     # the shift is the length of edge 0, the same for all programs
     zero = tl.arange(0, 1)
-    x1, y1, z1 = _load(u, tl.load(index + zero), 2 * WIDTH, c, (c < WIDTH)[None, :], REAL)
-    x2, y2, z2 = _load(w, zero, 2 * WIDTH, c, (c < WIDTH)[None, :], REAL)
+    x1, y1, z1 = _load(u, tl.load(index + zero), 4 * WIDTH, c, (c < WIDTH)[None, :], REAL)
+    x2, y2, z2 = _load(w, zero, 4 * WIDTH, c, (c < WIDTH)[None, :], REAL)
     shift = _length(x1 + x2, y1 + y2, z1 + z2, EPS)  # (1, C)
     if program == 0:
         tl.store(shift_out + c[None, :], shift, mask=(c < channels)[None, :])
@@ -264,11 +271,11 @@ def _edge_statistics(
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
         mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        rx, ry, rz = _load(w, r, 2 * WIDTH, c, mask, REAL)
+        rx, ry, rz = _load(w, r, 4 * WIDTH, c, mask, REAL)
         edge = index + r.to(tl.int64) * k
         for i in range(k):
             j = tl.load(edge + i, mask=r < n, other=0)
-            jx, jy, jz = _load(u, j, 2 * WIDTH, c, mask, REAL)
+            jx, jy, jz = _load(u, j, 4 * WIDTH, c, mask, REAL)
             length = tl.where(mask, _length(jx + rx, jy + ry, jz + rz, EPS) - shift, 0.0)
             first += length
             second += length * length
@@ -278,26 +285,27 @@ def _edge_statistics(
 @triton.jit
 @no_type_check
 def _edge_output(
-    u, w, index, out, mean, var, weight, bias, n, k, channels,
+    uw, index, out, mean, var, weight, bias, n, k, channels,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store the mean of o = f p - t q over the neighbours."""
+    u, w = uw, uw + 2 * WIDTH
     blocks = tl.cdiv(WIDTH, C)
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
-    px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
-    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
+    px_r, py_r, pz_r = _load(w, r, 4 * WIDTH, c, mask, REAL)
+    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 4 * WIDTH, c, mask, REAL)
     ox = tl.zeros((ROWS, C), dtype=REAL)
     oy = tl.zeros((ROWS, C), dtype=REAL)
     oz = tl.zeros((ROWS, C), dtype=REAL)
     edge = index + r.to(tl.int64) * k
     for i in range(k):
         j = tl.load(edge + i, mask=r < n, other=0)
-        px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
-        qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
+        px, py, pz = _load(u, j, 4 * WIDTH, c, mask, REAL)
+        qx, qy, qz = _load(u + WIDTH, j, 4 * WIDTH, c, mask, REAL)
         px, py, pz = px + px_r, py + py_r, pz + pz_r
         qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
         f, t = _activate(px, py, pz, qx, qy, qz, m, rstd, gamma, beta, EPS, SLOPE)
@@ -310,11 +318,13 @@ def _edge_output(
 @triton.jit
 @no_type_check
 def _edge_reductions(
-    u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, programs,
+    uw, index, grad, partial, duw, mean, var, weight, bias, n, k, channels, programs,
+    G_ROW: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Sum dy and dy x, over the edges of every programs-th tile."""
+    """Sum dy and dy x, over the edges of every programs-th tile; make du of its points 0."""
+    u, w = uw, uw + 2 * WIDTH
     blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
@@ -324,15 +334,18 @@ def _edge_reductions(
     for tile in range(program, tl.cdiv(n, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
         mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        gx, gy, gz = _load(grad, r, WIDTH, c, mask, REAL)
+        zero = tl.zeros((ROWS, C), dtype=REAL)
+        _store(duw, r, 4 * WIDTH, c, mask, zero, zero, zero)
+        _store(duw + WIDTH, r, 4 * WIDTH, c, mask, zero, zero, zero)
+        gx, gy, gz = _load(grad, r, G_ROW, c, mask, REAL)
         gx, gy, gz = gx / k, gy / k, gz / k
-        px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
-        qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
+        px_r, py_r, pz_r = _load(w, r, 4 * WIDTH, c, mask, REAL)
+        qx_r, qy_r, qz_r = _load(w + WIDTH, r, 4 * WIDTH, c, mask, REAL)
         edge = index + r.to(tl.int64) * k
         for i in range(k):
             j = tl.load(edge + i, mask=r < n, other=0)
-            px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
-            qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
+            px, py, pz = _load(u, j, 4 * WIDTH, c, mask, REAL)
+            qx, qy, qz = _load(u + WIDTH, j, 4 * WIDTH, c, mask, REAL)
             px, py, pz = px + px_r, py + py_r, pz + pz_r
             qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
             _, x, _, _, _, _, dy = _adjoint(
@@ -346,22 +359,23 @@ def _edge_reductions(
 @triton.jit
 @no_type_check
 def _edge_gradients(
-    u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, count,
-    TRAINING: tl.constexpr,
+    uw, index, grad, sums, duw, mean, var, weight, bias, n, k, channels, count,
+    G_ROW: tl.constexpr, TRAINING: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Add (dp, dq) of every edge to du_j, in memory, and to dw_r, in registers."""
+    u, w = uw, uw + 2 * WIDTH
     blocks = tl.cdiv(WIDTH, C)
     r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     mask = (r < n)[:, None] & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     mean_dy, mean_dyx = _means(sums, c, channels, count, TRAINING, REAL)
-    gx, gy, gz = _load(grad, r, WIDTH, c, mask, REAL)
+    gx, gy, gz = _load(grad, r, G_ROW, c, mask, REAL)
     gx, gy, gz = gx / k, gy / k, gz / k
-    px_r, py_r, pz_r = _load(w, r, 2 * WIDTH, c, mask, REAL)
-    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 2 * WIDTH, c, mask, REAL)
+    px_r, py_r, pz_r = _load(w, r, 4 * WIDTH, c, mask, REAL)
+    qx_r, qy_r, qz_r = _load(w + WIDTH, r, 4 * WIDTH, c, mask, REAL)
     dpx_r = tl.zeros((ROWS, C), dtype=REAL)
     dpy_r = tl.zeros((ROWS, C), dtype=REAL)
     dpz_r = tl.zeros((ROWS, C), dtype=REAL)
@@ -371,48 +385,111 @@ def _edge_gradients(
     edge = index + r.to(tl.int64) * k
     for i in range(k):
         j = tl.load(edge + i, mask=r < n, other=0)
-        px, py, pz = _load(u, j, 2 * WIDTH, c, mask, REAL)
-        qx, qy, qz = _load(u + WIDTH, j, 2 * WIDTH, c, mask, REAL)
+        px, py, pz = _load(u, j, 4 * WIDTH, c, mask, REAL)
+        qx, qy, qz = _load(u + WIDTH, j, 4 * WIDTH, c, mask, REAL)
         px, py, pz = px + px_r, py + py_r, pz + pz_r
         qx, qy, qz = qx + qx_r, qy + qy_r, qz + qz_r
         dpx, dpy, dpz, dqx, dqy, dqz = _gradient(
             px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, mean_dy, mean_dyx, EPS, SLOPE
         )
-        _scatter(du, j, 2 * WIDTH, c, mask, dpx, dpy, dpz)
-        _scatter(du + WIDTH, j, 2 * WIDTH, c, mask, dqx, dqy, dqz)
+        _scatter(duw, j, 4 * WIDTH, c, mask, dpx, dpy, dpz)
+        _scatter(duw + WIDTH, j, 4 * WIDTH, c, mask, dqx, dqy, dqz)
         dpx_r, dpy_r, dpz_r = dpx_r + dpx, dpy_r + dpy, dpz_r + dpz
         dqx_r, dqy_r, dqz_r = dqx_r + dqx, dqy_r + dqy, dqz_r + dqz
-    _store(dw, r, 2 * WIDTH, c, mask, dpx_r, dpy_r, dpz_r)
-    _store(dw + WIDTH, r, 2 * WIDTH, c, mask, dqx_r, dqy_r, dqz_r)
+    _store(duw + 2 * WIDTH, r, 4 * WIDTH, c, mask, dpx_r, dpy_r, dpz_r)
+    _store(duw + 3 * WIDTH, r, 4 * WIDTH, c, mask, dqx_r, dqy_r, dqz_r)
 
 
 # -------------------------------------------------------------------------------------- points
-# p (n, 3, WIDTH) and q (n, 3, WIDTH), or (n, 3, 1) when SHARED, with distances p_row and q_row from
-# one axis of a point to the next, so that p and q may be the halves of one tensor.
+# pq (clouds points, 3, ROW): p, of WIDTH channels, then q, of as many or, when SHARED, of one.
+# offset (clouds, 3, ROW), when OFFSET, is added to pq of all points of a cloud; and gmean (clouds,
+# 3, WIDTH), when MEAN, to the gradient. No tile has points of two clouds.
+
+
+@triton.jit
+@no_type_check
+def _tile_rows(tile, points, ROWS: tl.constexpr):
+    """Return the cloud of a tile (as a row of its own), its points, and which of them exist."""
+    tiles = tl.cdiv(points, ROWS)
+    cloud = tile // tiles
+    r = (tile % tiles) * ROWS + tl.arange(0, ROWS)
+    return cloud + tl.arange(0, 1), cloud * points + r, (r < points)[:, None]
+
+
+@triton.jit
+@no_type_check
+def _load_moved(
+    pq, offset, cloud, r, inside, c, columns,
+    ROW: tl.constexpr, OFFSET: tl.constexpr, REAL: tl.constexpr,
+):  # fmt: skip
+    """Load vectors of some points, with those of their cloud added; `columns` says which exist."""
+    x, y, z = _load(pq, r, ROW, c, inside & columns, REAL)
+    if OFFSET:
+        ox, oy, oz = _load(offset, cloud, ROW, c, columns, REAL)
+        x, y, z = x + ox, y + oy, z + oz
+    return x, y, z
+
+
+@triton.jit
+@no_type_check
+def _load_pair(
+    pq, offset, cloud, r, inside, c,
+    SHARED: tl.constexpr, OFFSET: tl.constexpr, REAL: tl.constexpr,
+    WIDTH: tl.constexpr, ROW: tl.constexpr,
+):  # fmt: skip
+    """Load p and q of some points; a shared q is one column (rows, 1) for all channels."""
+    columns = (c < WIDTH)[None, :]
+    px, py, pz = _load_moved(pq, offset, cloud, r, inside, c, columns, ROW, OFFSET, REAL)
+    if SHARED:
+        c = tl.arange(0, 1)
+        columns = (c < 1)[None, :]
+    qx, qy, qz = _load_moved(
+        pq + WIDTH, offset + WIDTH if OFFSET else offset, cloud, r, inside, c, columns, ROW, OFFSET,
+        REAL,
+    )  # fmt: skip
+    return px, py, pz, qx, qy, qz
+
+
+@triton.jit
+@no_type_check
+def _load_gradient(
+    grad, gmean, cloud, r, mask, c, points,
+    G_ROW: tl.constexpr, MEAN: tl.constexpr, REAL: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Load the gradient of the output of some points, 0 outside the mask."""
+    gx, gy, gz = _load(grad, r, G_ROW, c, mask, REAL)
+    if MEAN:
+        mx, my, mz = _load(gmean, cloud, WIDTH, c, (c < WIDTH)[None, :], REAL)
+        gx = tl.where(mask, gx + mx / points, 0.0)
+        gy = tl.where(mask, gy + my / points, 0.0)
+        gz = tl.where(mask, gz + mz / points, 0.0)
+    return gx, gy, gz
 
 
 @triton.jit
 @no_type_check
 def _point_statistics(
-    p, partial, shift_out, n, channels, p_row, programs,
-    EPS: tl.constexpr, REAL: tl.constexpr, ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    pq, offset, partial, shift_out, clouds, points, channels, programs,
+    OFFSET: tl.constexpr, EPS: tl.constexpr, REAL: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
     """Sum l - shift and its square, over every programs-th tile."""
     blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    x0, y0, z0 = _load(p, tl.arange(0, 1), p_row, c, (c < WIDTH)[None, :], REAL)
+    columns = (c < WIDTH)[None, :]
+    zero = tl.arange(0, 1)
+    x0, y0, z0 = _load_moved(pq, offset, zero, zero, columns, c, columns, ROW, OFFSET, REAL)
     shift = _length(x0, y0, z0, EPS)  # (1, C), that of point 0
     if program == 0:
         tl.store(shift_out + c[None, :], shift, mask=(c < channels)[None, :])
 
     first = tl.zeros((ROWS, C), dtype=REAL)
     second = tl.zeros((ROWS, C), dtype=REAL)
-    for tile in range(program, tl.cdiv(n, ROWS), programs):
-        r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        px, py, pz = _load(p, r, p_row, c, mask, REAL)
-        length = tl.where(mask, _length(px, py, pz, EPS) - shift, 0.0)
+    for tile in range(program, clouds * tl.cdiv(points, ROWS), programs):
+        cloud, r, inside = _tile_rows(tile, points, ROWS)
+        px, py, pz = _load_moved(pq, offset, cloud, r, inside, c, columns, ROW, OFFSET, REAL)
+        length = tl.where(inside & columns, _length(px, py, pz, EPS) - shift, 0.0)
         first += length
         second += length * length
     _store_partial(partial, program, c, channels, first, second)
@@ -421,19 +498,20 @@ def _point_statistics(
 @triton.jit
 @no_type_check
 def _point_output(
-    p, q, out, mean, var, weight, bias, n, channels, p_row, q_row,
-    SHARED: tl.constexpr,
+    pq, offset, out, mean, var, weight, bias, points, channels,
+    SHARED: tl.constexpr, OFFSET: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
     """Store o = f p - t q."""
     blocks = tl.cdiv(WIDTH, C)
-    r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
+    cloud, r, inside = _tile_rows(tl.program_id(0) // blocks, points, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
+    mask = inside & (c < WIDTH)[None, :]
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
-    px, py, pz = _load(p, r, p_row, c, mask, REAL)
-    qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
+    px, py, pz, qx, qy, qz = _load_pair(
+        pq, offset, cloud, r, inside, c, SHARED, OFFSET, REAL, WIDTH, ROW
+    )
     f, t = _activate(px, py, pz, qx, qy, qz, m, rstd, gamma, beta, EPS, SLOPE)
     _store(out, r, WIDTH, c, mask, f * px - t * qx, f * py - t * qy, f * pz - t * qz)
 
@@ -441,10 +519,11 @@ def _point_output(
 @triton.jit
 @no_type_check
 def _point_reductions(
-    p, q, grad, partial, mean, var, weight, bias, n, channels, p_row, q_row, g_row, programs,
-    SHARED: tl.constexpr,
+    pq, offset, grad, gmean, partial, mean, var, weight, bias,
+    clouds, points, channels, programs,
+    G_ROW: tl.constexpr, SHARED: tl.constexpr, OFFSET: tl.constexpr, MEAN: tl.constexpr,
     EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
     """Sum dy and dy x, over every programs-th tile."""
     blocks = tl.cdiv(WIDTH, C)
@@ -453,12 +532,15 @@ def _point_reductions(
     m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
     first = tl.zeros((ROWS, C), dtype=REAL)
     second = tl.zeros((ROWS, C), dtype=REAL)
-    for tile in range(program, tl.cdiv(n, ROWS), programs):
-        r = tile * ROWS + tl.arange(0, ROWS)
-        mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
-        px, py, pz = _load(p, r, p_row, c, mask, REAL)
-        qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
+    for tile in range(program, clouds * tl.cdiv(points, ROWS), programs):
+        cloud, r, inside = _tile_rows(tile, points, ROWS)
+        mask = inside & (c < WIDTH)[None, :]
+        gx, gy, gz = _load_gradient(
+            grad, gmean, cloud, r, mask, c, points, G_ROW, MEAN, REAL, WIDTH
+        )
+        px, py, pz, qx, qy, qz = _load_pair(
+            pq, offset, cloud, r, inside, c, SHARED, OFFSET, REAL, WIDTH, ROW
+        )
         _, x, _, _, _, _, dy = _adjoint(
             px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, EPS, SLOPE
         )
@@ -469,38 +551,81 @@ def _point_reductions(
 
 @triton.jit
 @no_type_check
-def _point_gradients(
-    p, q, grad, sums, dp, dq, mean, var, weight, bias,
-    n, channels, p_row, q_row, g_row, dp_row, dq_row,
-    SHARED: tl.constexpr, TRAINING: tl.constexpr,
-    EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
-    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
+def _store_moved(
+    dpq, doffset, cloud, r, inside, c, columns, x, y, z, ROW: tl.constexpr, OFFSET: tl.constexpr
 ):  # fmt: skip
-    """Store dp and dq; a shared q gets the sum over each block of channels: dq (blocks, n, 3)."""
+    """Store the gradients of some points, and add their sum to that of their cloud."""
+    mask = inside & columns
+    _store(dpq, r, ROW, c, mask, x, y, z)
+    if OFFSET:
+        x = tl.sum(tl.where(mask, x, 0.0), axis=0, keep_dims=True)
+        y = tl.sum(tl.where(mask, y, 0.0), axis=0, keep_dims=True)
+        z = tl.sum(tl.where(mask, z, 0.0), axis=0, keep_dims=True)
+        _scatter(doffset, cloud, ROW, c, columns, x, y, z)
+
+
+@triton.jit
+@no_type_check
+def _point_gradients(
+    pq, offset, grad, gmean, sums, dpq, doffset, mean, var, weight, bias,
+    points, channels, count,
+    G_ROW: tl.constexpr, TRAINING: tl.constexpr, SHARED: tl.constexpr, OFFSET: tl.constexpr,
+    MEAN: tl.constexpr,
+    EPS: tl.constexpr, BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
+    ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr, ROW: tl.constexpr,
+):  # fmt: skip
+    """Store dp and dq, and their sums over a cloud; a shared q needs all channels one by one."""
     blocks = tl.cdiv(WIDTH, C)
-    block = tl.program_id(0) % blocks
-    r = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
-    c = block * C + tl.arange(0, C)
-    mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-    m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
-    mean_dy, mean_dyx = _means(sums, c, channels, n, TRAINING, REAL)
-    gx, gy, gz = _load(grad, r, g_row, c, mask, REAL)
-    px, py, pz = _load(p, r, p_row, c, mask, REAL)
-    qx, qy, qz = _load_direction(q, r, q_row, c, n, WIDTH, SHARED, REAL)
-    dpx, dpy, dpz, dqx, dqy, dqz = _gradient(
-        px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, mean_dy, mean_dyx, EPS, SLOPE
-    )
-    _store(dp, r, dp_row, c, mask, dpx, dpy, dpz)
     if SHARED:
-        pointer = dq + (block.to(tl.int64) * n + r) * 3
-        tl.store(pointer, tl.sum(dqx, axis=1), mask=r < n)
-        tl.store(pointer + 1, tl.sum(dqy, axis=1), mask=r < n)
-        tl.store(pointer + 2, tl.sum(dqz, axis=1), mask=r < n)
+        cloud, r, inside = _tile_rows(tl.program_id(0), points, ROWS)
+        start = 0
+        stop = blocks
     else:
-        _store(dq, r, dq_row, c, mask, dqx, dqy, dqz)
+        cloud, r, inside = _tile_rows(tl.program_id(0) // blocks, points, ROWS)
+        start = tl.program_id(0) % blocks
+        stop = start + 1
+    sx = tl.zeros((ROWS, 1), dtype=REAL)
+    sy = tl.zeros((ROWS, 1), dtype=REAL)
+    sz = tl.zeros((ROWS, 1), dtype=REAL)
+    for block in range(start, stop):
+        c = block * C + tl.arange(0, C)
+        columns = (c < WIDTH)[None, :]
+        m, rstd, gamma, beta = _norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
+        mean_dy, mean_dyx = _means(sums, c, channels, count, TRAINING, REAL)
+        gx, gy, gz = _load_gradient(
+            grad, gmean, cloud, r, inside & columns, c, points, G_ROW, MEAN, REAL, WIDTH
+        )
+        px, py, pz, qx, qy, qz = _load_pair(
+            pq, offset, cloud, r, inside, c, SHARED, OFFSET, REAL, WIDTH, ROW
+        )
+        dpx, dpy, dpz, dqx, dqy, dqz = _gradient(
+            px, py, pz, qx, qy, qz, gx, gy, gz, m, rstd, gamma, beta, mean_dy, mean_dyx, EPS, SLOPE
+        )
+        _store_moved(dpq, doffset, cloud, r, inside, c, columns, dpx, dpy, dpz, ROW, OFFSET)
+        if SHARED:
+            sx += tl.sum(dqx, axis=1, keep_dims=True)
+            sy += tl.sum(dqy, axis=1, keep_dims=True)
+            sz += tl.sum(dqz, axis=1, keep_dims=True)
+        else:
+            _store_moved(
+                dpq + WIDTH, doffset + WIDTH if OFFSET else doffset, cloud, r, inside, c, columns,
+                dqx, dqy, dqz, ROW, OFFSET,
+            )  # fmt: skip
+    if SHARED:
+        c = tl.arange(0, ROW - WIDTH)  # q, and the channels that fill it up
+        columns = (c < ROW - WIDTH)[None, :]
+        sx = tl.where((c == 0)[None, :], sx, 0.0)
+        sy = tl.where((c == 0)[None, :], sy, 0.0)
+        sz = tl.where((c == 0)[None, :], sz, 0.0)
+        _store_moved(
+            dpq + WIDTH, doffset + WIDTH if OFFSET else doffset, cloud, r, inside, c, columns,
+            sx, sy, sz, ROW, OFFSET,
+        )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------- torch's side
+# Distances in memory are constants of a kernel: Triton sees of no other that it is a multiple of 8,
+# and reads and writes several numbers at once only where it knows.
 
 
 def _real(x: Tensor) -> tuple[torch.dtype, Any]:
@@ -530,9 +655,25 @@ def _moments(
     moments = torch.empty_like(partial[0])
     _finish_statistics[(triton.cdiv(channels, 8),)](
         partial, shift, moments, running_mean, running_var, momentum, programs, channels, count,
-        ROWS=256, C=8,
+        **_finish(programs),
     )  # fmt: skip
     return moments
+
+
+def _sums(partial: Float[Tensor, "programs 2 c"]) -> Float[Tensor, "2 c"]:
+    """Return the sums over the programs."""
+    programs, _, channels = partial.shape
+    sums = torch.empty_like(partial[0])
+    _finish_sums[(triton.cdiv(channels, 8),)](
+        partial, sums, programs, channels, **_finish(programs)
+    )
+    return sums
+
+
+def _finish(programs: int) -> dict[str, int]:
+    """Return the tile that adds up partial sums: few steps, since each waits for memory."""
+    rows = min(1024, triton.next_power_of_2(programs))
+    return {"ROWS": rows, "C": 8, "num_warps": max(1, rows // 64)}
 
 
 def _rows(x: Float[Tensor, "n 3 c"]) -> Float[Tensor, "n 3 c"]:
@@ -546,58 +687,58 @@ class _EdgeConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, u: Tensor, w: Tensor, index: Tensor, weight: Tensor, bias: Tensor,
+        ctx: Any, uw: Tensor, index: Tensor, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, training: bool, momentum: float,
         bn_eps: float, slope: float, eps: float,
     ) -> Tensor:  # fmt: skip
-        u, w, index = u.contiguous(), w.contiguous(), index.contiguous()
-        n, k, width, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
-        dtype, real = _real(u)
+        uw, index = uw.contiguous(), index.contiguous()
+        n, k, width, channels = len(uw), index.shape[1], uw.shape[2] // 4, len(weight)
+        dtype, real = _real(uw)
         blocks = triton.cdiv(width, CHANNELS)
         tile = {"REAL": real, "ROWS": EDGE_ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
         mean, var = running_mean, running_var
         if training:
             programs = _programs(n, EDGE_ROWS, blocks)
-            partial = u.new_empty(programs, 2, channels, dtype=dtype)
-            shift = u.new_empty(channels, dtype=dtype)
+            partial = uw.new_empty(programs, 2, channels, dtype=dtype)
+            shift = uw.new_empty(channels, dtype=dtype)
             _edge_statistics[(programs * blocks,)](
-                u, w, index, partial, shift, n, k, channels, programs, EPS=eps, **tile
+                uw, index, partial, shift, n, k, channels, programs, EPS=eps, **tile
             )
             mean, var = _moments(
                 partial, shift, running_mean, running_var, momentum, n * k
             ).unbind()
-        out = u.new_empty(n, 3, width)
+        out = uw.new_empty(n, 3, width)
         constants = {"EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
         _edge_output[(triton.cdiv(n, EDGE_ROWS) * blocks,)](
-            u, w, index, out, mean, var, weight, bias, n, k, channels, **constants
+            uw, index, out, mean, var, weight, bias, n, k, channels, **constants
         )
-        ctx.save_for_backward(u, w, index, weight, bias, mean, var)
+        ctx.save_for_backward(uw, index, weight, bias, mean, var)
         ctx.training, ctx.constants = training, constants
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        u, w, index, weight, bias, mean, var = ctx.saved_tensors
-        grad = grad.contiguous()
-        n, k, width, channels = len(u), index.shape[1], u.shape[2] // 2, len(weight)
-        dtype, _ = _real(u)
+        uw, index, weight, bias, mean, var = ctx.saved_tensors
+        grad = _rows(grad)
+        n, k, width, channels = len(uw), index.shape[1], uw.shape[2] // 4, len(weight)
+        dtype, _ = _real(uw)
         blocks = triton.cdiv(width, CHANNELS)
         programs = _programs(n, EDGE_ROWS, blocks)
-        partial = u.new_empty(programs, 2, channels, dtype=dtype)
+        partial = uw.new_empty(programs, 2, channels, dtype=dtype)
+        duw = torch.empty_like(uw, dtype=dtype)
         _edge_reductions[(programs * blocks,)](
-            u, w, index, grad, partial, mean, var, weight, bias, n, k, channels, programs,
-            **ctx.constants,
+            uw, index, grad, partial, duw, mean, var, weight, bias,
+            n, k, channels, programs, G_ROW=grad.stride(1), **ctx.constants,
         )  # fmt: skip
-        sums = partial.sum(0)
+        sums = _sums(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
-        du = torch.zeros_like(u, dtype=dtype)
-        dw = torch.empty_like(w)
         _edge_gradients[(triton.cdiv(n, EDGE_ROWS) * blocks,)](
-            u, w, index, grad, sums, du, dw, mean, var, weight, bias, n, k, channels, n * k,
-            TRAINING=ctx.training, **ctx.constants,
+            uw, index, grad, sums, duw, mean, var, weight, bias,
+            n, k, channels, n * k,
+            G_ROW=grad.stride(1), TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
-        return du.to(u.dtype), dw, None, dgamma, dbeta, *[None] * 7
+        return duw.to(uw.dtype), None, dgamma, dbeta, *[None] * 7
 
 
 class _NormAct(torch.autograd.Function):
@@ -605,78 +746,74 @@ class _NormAct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, p: Tensor, q: Tensor | None, weight: Tensor, bias: Tensor,
-        running_mean: Tensor, running_var: Tensor, training: bool, momentum: float,
-        bn_eps: float, slope: float, eps: float,
-    ) -> Tensor:  # fmt: skip
-        p = _rows(p)
-        q = None if q is None else _rows(q)
-        saved = (p, q, weight, bias)
-        if q is None:
-            p, q = p.chunk(2, dim=2)
-        (n, _, width), channels = p.shape, len(weight)
-        dtype, real = _real(p)
-        blocks = triton.cdiv(width, CHANNELS)
-        tile = {"REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
+        ctx: Any, pq: Tensor, offset: Tensor | None, clouds: int, shared: bool, with_mean: bool,
+        weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, training: bool,
+        momentum: float, bn_eps: float, slope: float, eps: float,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        pq, offset = pq.contiguous(), None if offset is None else offset.contiguous()
+        (n, _, row), channels = pq.shape, len(weight)
+        width, points = _width(row, shared), n // clouds
+        dtype, real = _real(pq)
+        blocks, tiles = triton.cdiv(width, CHANNELS), clouds * triton.cdiv(points, POINT_ROWS)
+        tile = {
+            "REAL": real, "ROWS": POINT_ROWS, "C": CHANNELS, "WIDTH": width, "ROW": row,
+            "OFFSET": offset is not None, "num_warps": WARPS,
+        }  # fmt: skip
         mean, var = running_mean, running_var
         if training:
-            programs = _programs(n, POINT_ROWS, blocks)
-            partial = p.new_empty(programs, 2, channels, dtype=dtype)
-            shift = p.new_empty(channels, dtype=dtype)
+            programs = _programs(tiles, 1, blocks)
+            partial = pq.new_empty(programs, 2, channels, dtype=dtype)
+            shift = pq.new_empty(channels, dtype=dtype)
             _point_statistics[(programs * blocks,)](
-                p, partial, shift, n, channels, p.stride(1), programs, EPS=eps, **tile
+                pq, offset, partial, shift, clouds, points, channels, programs, EPS=eps, **tile
             )
             mean, var = _moments(partial, shift, running_mean, running_var, momentum, n).unbind()
-        out = p.new_empty(n, 3, width)
-        shared = q.shape[2] == 1 and width > 1
+        out = pq.new_empty(n, 3, width)
         constants = {"SHARED": shared, "EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
-        _point_output[(triton.cdiv(n, POINT_ROWS) * blocks,)](
-            p, q, out, mean, var, weight, bias, n, channels, p.stride(1), q.stride(1),
-            **constants,
-        )  # fmt: skip
-        ctx.save_for_backward(*saved, mean, var)
-        ctx.training, ctx.constants = training, constants
-        return out
+        _point_output[(tiles * blocks,)](
+            pq, offset, out, mean, var, weight, bias, points, channels, **constants
+        )
+        ctx.save_for_backward(pq, offset, weight, bias, mean, var)
+        ctx.set_materialize_grads(False)
+        ctx.training, ctx.constants, ctx.clouds = training, constants, clouds
+        return out, out.unflatten(0, (clouds, points)).mean(1) if with_mean else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        p, q, weight, bias, mean, var = ctx.saved_tensors
-        grad, dq = _rows(grad), None
-        dp = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-        result = [dp, None]
-        if q is None:
-            p, q = p.chunk(2, dim=2)
-            dp, dq = dp.chunk(2, dim=2)
-        (n, _, width), channels = p.shape, len(weight)
-        dtype, _ = _real(p)
-        blocks = triton.cdiv(width, CHANNELS)
-        if ctx.constants["SHARED"]:
-            dq = p.new_empty(blocks, n, 3, dtype=dtype)
-        elif dq is None:
-            dq = result[1] = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        programs = _programs(n, POINT_ROWS, blocks)
-        partial = p.new_empty(programs, 2, channels, dtype=dtype)
-        rows = (p.stride(1), q.stride(1), grad.stride(1))
+    def backward(ctx: Any, grad: Tensor | None, gmean: Tensor | None) -> tuple[Tensor | None, ...]:
+        pq, offset, weight, bias, mean, var = ctx.saved_tensors
+        n, channels, clouds = len(pq), len(weight), ctx.clouds
+        width, points = ctx.constants["WIDTH"], n // clouds
+        grad = pq.new_zeros(n, 3, width) if grad is None else _rows(grad)
+        gmean = None if gmean is None else gmean.contiguous()
+        dtype, _ = _real(pq)
+        blocks, tiles = triton.cdiv(width, CHANNELS), clouds * triton.cdiv(points, POINT_ROWS)
+        programs = _programs(tiles, 1, blocks)
+        partial = pq.new_empty(programs, 2, channels, dtype=dtype)
+        constants = {"MEAN": gmean is not None, "G_ROW": grad.stride(1), **ctx.constants}
         _point_reductions[(programs * blocks,)](
-            p, q, grad, partial, mean, var, weight, bias, n, channels, *rows, programs,
-            **ctx.constants,
+            pq, offset, grad, gmean, partial, mean, var, weight, bias,
+            clouds, points, channels, programs, **constants,
         )  # fmt: skip
-        sums = partial.sum(0)
+        sums = _sums(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
-        _point_gradients[(triton.cdiv(n, POINT_ROWS) * blocks,)](
-            p, q, grad, sums, dp, dq, mean, var, weight, bias,
-            n, channels, *rows, dp.stride(1), dq.stride(1),
-            TRAINING=ctx.training, **ctx.constants,
+        dpq = torch.empty_like(pq)
+        doffset = None if offset is None else torch.zeros_like(offset, dtype=dtype)
+        _point_gradients[(tiles if constants["SHARED"] else tiles * blocks,)](
+            pq, offset, grad, gmean, sums, dpq, doffset, mean, var, weight, bias,
+            points, channels, n, TRAINING=ctx.training, **constants,
         )  # fmt: skip
-        if ctx.constants["SHARED"]:
-            result[1] = dq.sum(0).unsqueeze(2).to(q.dtype)
-        return *result, dgamma, dbeta, *[None] * 7
+        doffset = None if offset is None or doffset is None else doffset.to(offset.dtype)
+        return dpq, doffset, None, None, None, dgamma, dbeta, *[None] * 7
+
+
+def _width(row: int, shared: bool) -> int:
+    """Return the channels of p, where rows hold p and q: a shared q has one column of 8."""
+    return row - 8 if shared else row // 2
 
 
 def vn_edge_conv(
-    u: Float[Tensor, "n 3 d2"],
-    w: Float[Tensor, "n 3 d2"],
+    uw: Float[Tensor, "n 3 d4"],
     index: Int[Tensor, "n k"],
     weight: Float[Tensor, " c"],
     bias: Float[Tensor, " c"],
@@ -691,9 +828,9 @@ def vn_edge_conv(
     """Apply batch norm of lengths and leaky ReLU to the edges u_j + w_r, and average over j.
 
     Args:
-        u: what a point gives as a neighbour: p and q, side by side; d >= c channels each.
-        w: what a point gives as the reference point, likewise.
-        index: the neighbours j of every r, as rows of u.
+        uw: what a point gives as a neighbour, u, and as the reference point, w, side by side; in
+            each p and q, side by side; d >= c channels each.
+        index: the neighbours j of every r, as rows of uw.
         weight: gamma of the batch norm.
         bias: beta of the batch norm.
         running_mean: updated in place in training, used in evaluation.
@@ -705,27 +842,25 @@ def vn_edge_conv(
         eps: added to lengths and squared lengths.
 
     Returns:
-        The mean over the neighbours, in the type of u; arithmetic is float32 at least.
+        The mean over the neighbours, in the type of uw; arithmetic is float32 at least.
 
     Symmetry: SO(3)- and O(3)-equivariant.
     Gradient: as of the plain code, at zero vectors too. That of u is summed by atomic additions, in
         no fixed order. In evaluation the backward pass reads the running statistics again.
     """
-    width = u.shape[2] // 2
-    if u.shape != w.shape or len(index) != len(u) or len(weight) > width:
+    if uw.shape[2] % 4 or len(index) != len(uw) or len(weight) > uw.shape[2] // 4:
         raise ValueError(
-            f"u {tuple(u.shape)}, w {tuple(w.shape)}, index {tuple(index.shape)} and a batch norm "
-            f"of {len(weight)} channels do not belong together"
+            f"uw {tuple(uw.shape)}, index {tuple(index.shape)} and a batch norm of "
+            f"{len(weight)} channels do not belong together"
         )
     return _EdgeConv.apply(
-        u, w, index, weight, bias, running_mean, running_var, training, momentum,
+        uw, index, weight, bias, running_mean, running_var, training, momentum,
         bn_eps, slope, eps,
     )  # fmt: skip
 
 
 def vn_norm_act(
-    p: Float[Tensor, "*batch 3 d"],
-    q: Float[Tensor, "*batch 3 e"] | None,
+    pq: Float[Tensor, "*batch 3 e"],
     weight: Float[Tensor, " c"],
     bias: Float[Tensor, " c"],
     running_mean: Float[Tensor, " c"],
@@ -735,13 +870,15 @@ def vn_norm_act(
     bn_eps: float = 1e-5,
     slope: float = 0.2,
     eps: float = 1e-6,
-) -> Float[Tensor, "*batch 3 f"]:
+    *,
+    shared: bool = False,
+    offset: Float[Tensor, "*shape 1 3 e"] | None = None,
+) -> Float[Tensor, "*batch 3 d"]:
     """Apply batch norm of lengths and leaky ReLU to the vectors p, with the directions q.
 
     Args:
-        p: the vectors; d >= c channels.
-        q: one direction a channel, or one for all (e = 1); None when p holds both, side by side, as
-            the product with both weight matrices gives them.
+        pq: the vectors p, of d >= c channels, and the directions q, side by side, as the product
+            with both weight matrices gives them.
         weight: gamma of the batch norm.
         bias: beta of the batch norm.
         running_mean: updated in place in training, used in evaluation.
@@ -751,20 +888,66 @@ def vn_norm_act(
         bn_eps: of the batch norm.
         slope: of the leaky ReLU.
         eps: added to lengths and squared lengths.
+        shared: q is one direction for all channels, followed by 7 zero vectors.
+        offset: what all points of a cloud have added to pq, whose batch is clouds x points then.
 
     Returns:
-        The new vectors, in the type of p; arithmetic is float32 at least.
+        The new vectors, in the type of pq; arithmetic is float32 at least.
 
     Symmetry: SO(3)- and O(3)-equivariant.
+    Gradient: that of the offset is summed by atomic additions, in no fixed order.
     """
-    width = p.shape[-1] if q is not None else p.shape[-1] // 2
-    if (q is not None and q.shape[-1] not in (1, width)) or len(weight) > width:
+    norm = (weight, bias, running_mean, running_var, training, momentum, bn_eps, slope, eps)
+    out, _ = _norm_act(pq, offset, 1, shared, False, *norm)
+    return out
+
+
+def vn_norm_act_mean(
+    pq: Float[Tensor, "b n 3 e"], *norm: Any, shared: bool = False
+) -> tuple[Float[Tensor, "b n 3 d"], Float[Tensor, "b 1 3 d"]]:
+    """Do as `vn_norm_act`, and return the mean of the new vectors over each cloud besides.
+
+    Args:
+        pq: the vectors and the directions.
+        *norm: what `vn_norm_act` takes of the batch norm, in its order.
+        shared: q is one direction for all channels, followed by 7 zero vectors.
+
+    Gradient: that of the mean joins that of the vectors on its way, without a tensor of its own.
+    """
+    out, mean = _norm_act(pq, None, len(pq), shared, True, *norm)
+    assert mean is not None
+    return out, mean.unsqueeze(1)
+
+
+def _norm_act(
+    pq: Float[Tensor, "*batch 3 e"],
+    offset: Float[Tensor, "*shape 1 3 e"] | None,
+    clouds: int,
+    shared: bool,
+    with_mean: bool,
+    weight: Float[Tensor, " c"],
+    bias: Float[Tensor, " c"],
+    running_mean: Float[Tensor, " c"],
+    running_var: Float[Tensor, " c"],
+    training: bool,
+    momentum: float,
+    bn_eps: float = 1e-5,
+    slope: float = 0.2,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "*batch 3 d"], Float[Tensor, "clouds 3 d"] | None]:
+    row = pq.shape[-1]
+    fits = row >= 9 if shared else row % 2 == 0
+    if offset is not None:
+        fits &= offset.shape == (*pq.shape[:-3], 1, 3, row)
+        offset = offset.flatten(0, -3)
+        clouds = len(offset)
+    if not fits or len(weight) > _width(row, shared):
         raise ValueError(
-            f"p of {width} channels, q {None if q is None else tuple(q.shape)} and a batch norm of "
-            f"{len(weight)} channels do not belong together"
+            f"pq {tuple(pq.shape)}, offset {None if offset is None else tuple(offset.shape)} and a "
+            f"batch norm of {len(weight)} channels do not belong together"
         )
-    out = _NormAct.apply(
-        p.flatten(0, -3), None if q is None else q.flatten(0, -3), weight, bias,
-        running_mean, running_var, training, momentum, bn_eps, slope, eps,
+    out, mean = _NormAct.apply(
+        pq.flatten(0, -3), offset, clouds, shared, with_mean, weight, bias, running_mean,
+        running_var, training, momentum, bn_eps, slope, eps,
     )  # fmt: skip
-    return out.reshape(*p.shape[:-1], -1)
+    return out.unflatten(0, pq.shape[:-2]), mean

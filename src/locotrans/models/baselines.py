@@ -114,7 +114,7 @@ class VNClassifier(nn.Module):
         check_points(points, self.config.k, self)
         if self.config.center:
             points = center(points)
-        vn = self.backbone(points)
+        vn = self.backbone(points, wide=True)
         features = self.invariants(vn.vectors, vn.mean)
         hidden = self.hidden(max_mean_pool(features))
         logits = self.head(hidden)

@@ -132,7 +132,7 @@ class EquivariantBranch(nn.Module):
             points: the clouds.
             shape: what else is known of each shape.
         """
-        features = self.backbone(points)
+        features = self.backbone(points, wide=True)
         hidden = self.describe(features, shape)
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])

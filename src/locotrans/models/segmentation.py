@@ -5,6 +5,7 @@ knows of the shape is what it would classify by, and the category where that is 
 into the branch's hidden layer, one vector a point; fusion and heads follow as for classification.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,7 @@ from locotrans.models.output import (
     check_points,
 )
 from locotrans.nn.edge import PointLayer
-from locotrans.nn.vn import VNPooledInvariants
+from locotrans.nn.vn import VNPooledInvariants, narrow
 
 CATEGORY = 64
 """Channels that the category of a shape is mapped to, as in DGCNN."""
@@ -56,17 +57,23 @@ LIGHT_PARTS = LocoTransSegmenterConfig(
 
 
 def point_invariants(
-    invariants: VNPooledInvariants, features: VNFeatures
+    invariants: VNPooledInvariants, features: VNFeatures, widths: Sequence[int]
 ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
     """Return what an equivariant branch knows of every point and of the shape, as invariants.
 
     The vectors of all its layers are multiplied with the same 3 x 3 matrix of the point as those of
     the embedding, ``Z^T v``.
 
+    Args:
+        invariants: gives the matrix, and pools.
+        features: what the branch knows, its vectors wide or not.
+        widths: how many vectors each layer has.
+
     Symmetry: invariant under O(3).
     """
     z = invariants.projection(features.vectors, features.mean)
-    points = [(z.mT @ v).flatten(-2) for v in features.layers]
+    layers = zip(features.layers, widths, strict=True)
+    points = [(z.mT @ narrow(v, width)).flatten(-2) for v, width in layers]
     return torch.cat(points, dim=-1), invariants(features.vectors, features.mean, z)
 
 
@@ -87,7 +94,7 @@ class PointwiseEquivariantBranch(EquivariantBranch):
         self, features: VNFeatures, shape: Float[Tensor, "b e"] | None
     ) -> Float[Tensor, "b n h"]:
         """Return the hidden vector of every point."""
-        own, pooled = point_invariants(self.invariants, features)
+        own, pooled = point_invariants(self.invariants, features, self.backbone.widths)
         return self.hidden(own, join(pooled, shape))
 
 

@@ -134,5 +134,7 @@ class VNSegmenter(Segmenter):
         self, points: Float[Tensor, "b n 3"], colors: Float[Tensor, "b n 3"] | None
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
         """Return the features of every point and those of the shape."""
-        own, pooled = point_invariants(self.invariants, self.backbone(points))
+        own, pooled = point_invariants(
+            self.invariants, self.backbone(points, wide=True), self.backbone.widths
+        )
         return own if colors is None else torch.cat([own, colors], dim=-1), pooled

@@ -13,6 +13,7 @@ from locotrans.kernels import edge_dtype, product_precision, use_kernels, use_lo
 from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
+from locotrans.nn.vn import narrow
 
 
 class FrameConv(nn.Module):
@@ -127,6 +128,7 @@ class RelativePoseConv(nn.Module):
             d, c = len(self.norm.weight), x.shape[-1]
             if supported(v.shape[-1], c, d, neighbors.shape[-1]):
                 return self._fused(x, v, neighbors, frames)
+        v = narrow(v, self.kernel1.in_features // 3)
         index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
         if use_loops(x, training=self.training):
             return self._by_loops(x, flat, index, U)

@@ -3,7 +3,13 @@ r"""Vector neurons: layers whose channels are vectors, so that h(R p) = R h(p) (
 Vector features are ``(*batch, 3, c)``. A linear layer without bias acts on the channels and
 commutes with a rotation, which acts on the axis of size 3; so `nn.Linear(c, d, bias=False)` *is*
 the vector-neuron linear layer.
+
+The products of a GPU are fast for widths that are multiples of 8. So the layers that run by kernels
+take and, asked for `wide` ones, give features whose channels zero vectors fill up to such a width;
+they add nothing anywhere, and get no gradient.
 """
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -58,23 +64,32 @@ class VNLayer(nn.Module):
     """A linear layer, batch norm and leaky ReLU for vectors, for every point alone.
 
     Args:
-        in_channels: vectors in.
+        in_channels: vectors in; several numbers where these are a concatenation, whose parts may
+            be wide.
         out_channels: vectors out.
         shared_direction: learn one direction for all channels instead of one each.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, shared_direction: bool = False
+        self,
+        in_channels: int | Sequence[int],
+        out_channels: int,
+        *,
+        shared_direction: bool = False,
     ) -> None:
         super().__init__()
-        self.linear = nn.Linear(in_channels, out_channels, bias=False)
-        self.direction = nn.Linear(in_channels, 1 if shared_direction else out_channels, bias=False)
+        self.parts = (in_channels,) if isinstance(in_channels, int) else tuple(in_channels)
+        channels = sum(self.parts)
+        self.linear = nn.Linear(channels, out_channels, bias=False)
+        self.direction = nn.Linear(channels, 1 if shared_direction else out_channels, bias=False)
         self.norm = VNBatchNorm(out_channels)
 
     def forward(
         self,
         v: Float[Tensor, "*batch 3 c"],
         mean: Float[Tensor, "*shape 1 3 c"] | None = None,
+        *,
+        wide: bool = False,
     ) -> Float[Tensor, "*batch 3 d"]:
         """Map the vectors of every point.
 
@@ -82,9 +97,16 @@ class VNLayer(nn.Module):
             v: vectors of the points.
             mean: vectors that all points of a cloud share, which count as channels behind those of
                 ``v``; their product is taken once a cloud instead of once a point.
+            wide: let zero vectors follow the channels where they do on the way.
         """
         if use_kernels(v):
-            return self.fused(v, mean)[..., : self.linear.out_features]
+            from locotrans.kernels.vn import vn_norm_act
+
+            pq, offset = self._products(v, mean)
+            out = vn_norm_act(
+                pq, *self.norm.norm.statistics(), shared=self._shared(), offset=offset
+            )
+            return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.training):
             from locotrans.kernels import cpu
 
@@ -93,18 +115,39 @@ class VNLayer(nn.Module):
         p = vn_linear(v, mean, self.linear.weight)
         return vn_leaky_relu(self.norm(p), vn_linear(v, mean, self.direction.weight))
 
-    def fused(
-        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
-    ) -> Float[Tensor, "*batch 3 d8"]:
-        """Do as `forward` by the kernel; zero vectors fill the channels up to a multiple of 8."""
-        from locotrans.kernels.vn import vn_norm_act
+    def with_mean(
+        self, v: Float[Tensor, "b n 3 c"], *, wide: bool = False
+    ) -> tuple[Float[Tensor, "b n 3 d"], Float[Tensor, "b 1 3 d"]]:
+        """Do as `forward`, and return the mean of the new vectors over each cloud besides."""
+        if not use_kernels(v):
+            out = self(v)
+            return out, out.mean(dim=1, keepdim=True)
+        from locotrans.kernels.vn import vn_norm_act_mean
 
-        width = aligned(self.linear.out_features)
-        weight = torch.cat([fill_rows(self.linear.weight), fill_rows(self.direction.weight)])
-        pq = vn_linear(v, mean, weight)
-        shared = self.direction.out_features == 1
-        p, q = (pq[..., :width], pq[..., width : width + 1]) if shared else (pq, None)
-        return vn_norm_act(p, q, *self.norm.norm.statistics())
+        pq, _ = self._products(v, None)
+        out, mean = vn_norm_act_mean(pq, *self.norm.norm.statistics(), shared=self._shared())
+        d = self.linear.out_features
+        return (out, mean) if wide else (narrow(out, d), narrow(mean, d))
+
+    def _shared(self) -> bool:
+        return self.direction.out_features == 1
+
+    def _products(
+        self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None
+    ) -> tuple[Float[Tensor, "*batch 3 e"], Float[Tensor, "*shape 1 3 e"] | None]:
+        """Return vectors and directions, side by side, for a kernel: of the points, of a cloud."""
+        from locotrans.kernels.vn_weights import pack_halves, pack_layer
+
+        weights = (self.linear.weight, self.direction.weight)
+        channels = self.linear.in_features
+        if mean is None:
+            v, parts = fill_channels(v, *self.parts)
+            return F.linear(v, pack_layer(*weights, parts)), None
+        v, _ = fill_channels(v, channels // 2)
+        mean, _ = fill_channels(mean, channels // 2)
+        first, second = pack_halves(*weights)
+        offset = F.linear(mean, second)
+        return F.linear(v, first), offset.expand(*v.shape[:-3], 1, -1, -1)
 
 
 def vn_linear(
@@ -112,32 +155,38 @@ def vn_linear(
     mean: Float[Tensor, "*shape 1 3 c"] | None,
     weight: Float[Tensor, "d e"],
 ) -> Float[Tensor, "*batch 3 d"]:
-    """Apply a linear layer to the channels of ``v`` and, behind them, of ``mean``.
+    """Apply a linear layer to the channels of ``v`` and, behind them, of ``mean``."""
+    if mean is None:
+        return F.linear(v, weight)
+    w1, w2 = weight.chunk(2, dim=1)
+    return F.linear(v, w1) + F.linear(mean, w2)
 
-    Both may be wider than the weight, by zero vectors; on a GPU they are filled up to a width that
-    its fast products take.
+
+def narrow(v: Float[Tensor, "*shape c"], channels: int) -> Float[Tensor, "*shape d"]:
+    """Leave out the zero vectors that follow some channels."""
+    return v if v.shape[-1] == channels else v[..., :channels]
+
+
+def fill_channels(
+    v: Float[Tensor, "*shape c"], *channels: int
+) -> tuple[Float[Tensor, "*shape d"], tuple[int, ...]]:
+    """Fill features up to an aligned width, if they do not come so.
+
+    Args:
+        v: the features.
+        *channels: how many vectors there are; those of each part, where it is a concatenation.
+
+    Returns:
+        The features, and the channels of their parts: one only if the parts were not filled up.
     """
-    parts = weight.chunk(1 if mean is None else 2, dim=1)
-    if use_kernels(v):
-        v, mean = fill_channels(v), None if mean is None else fill_channels(mean)
-        parts = tuple(F.pad(part, (0, v.shape[-1] - part.shape[1])) for part in parts)
-    product = F.linear(v, parts[0])
-    return product if mean is None else product + F.linear(mean, parts[1])
+    from locotrans.kernels.vn_weights import aligned
 
-
-def aligned(channels: int) -> int:
-    """Return the next multiple of 8: the fast products of a GPU take no other widths."""
-    return channels + -channels % 8
-
-
-def fill_channels(v: Float[Tensor, "*shape c"]) -> Float[Tensor, "*shape d"]:
-    """Append zero vectors until the channels are aligned."""
-    return F.pad(v, (0, -v.shape[-1] % 8)) if v.shape[-1] % 8 else v
-
-
-def fill_rows(weight: Float[Tensor, "d c"]) -> Float[Tensor, "e c"]:
-    """Append zero rows, which give zero vectors, until the rows are aligned."""
-    return F.pad(weight, (0, 0, 0, -len(weight) % 8))
+    given, total = v.shape[-1], sum(channels)
+    if given == sum(map(aligned, channels)):
+        return v, channels
+    if given not in (total, aligned(total)):
+        raise ValueError(f"the layer takes {total} vectors a point, not {given}")
+    return F.pad(v, (0, aligned(total) - given)), (total,)
 
 
 class VNEdgeConv(nn.Module):
@@ -153,21 +202,26 @@ class VNEdgeConv(nn.Module):
         self.norm = VNBatchNorm(out_channels)
 
     def forward(
-        self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"]
+        self, v: Float[Tensor, "b n 3 c"], neighbors: Int[Tensor, "b n k"], *, wide: bool = False
     ) -> Float[Tensor, "b n 3 d"]:
-        """Convolve vectors over the given neighbourhoods."""
+        """Convolve vectors over the given neighbourhoods.
+
+        Args:
+            v: vectors of the points.
+            neighbors: the neighbourhoods.
+            wide: let zero vectors follow the channels where they do on the way.
+        """
         index = global_index(neighbors)
         # one product and one gather serve the vectors and their directions
         parts = [self.linear.weight, self.direction.weight]
         if use_kernels(v):
             from locotrans.kernels.vn import vn_edge_conv
+            from locotrans.kernels.vn_weights import pack_edges
 
-            weight = torch.cat([fill_rows(part) for part in parts])
-            w1, w2 = (fill_channels(part) for part in weight.chunk(2, dim=-1))
-            weight = torch.cat([w1, w2], dim=-1)
-            u, w = edge_products(fill_channels(v).flatten(0, 1), weight)
-            out = vn_edge_conv(u, w, index, *self.norm.norm.statistics())
-            return out.unflatten(0, v.shape[:2])[..., : self.linear.out_features]
+            filled, _ = fill_channels(v, self.linear.in_features // 2)
+            uw = F.linear(filled.flatten(0, 1), pack_edges(*parts))
+            out = vn_edge_conv(uw, index, *self.norm.norm.statistics()).unflatten(0, v.shape[:2])
+            return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.training):
             from locotrans.kernels import cpu
 
@@ -197,11 +251,12 @@ class VNProjection(nn.Module):
         self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
     ) -> Float[Tensor, "*batch 3 m"]:
         """Project the vectors of every point, and those that its cloud has in common."""
+        v = self.layer2(self.layer1(v, mean, wide=True), wide=True)
         if use_kernels(v):
-            return vn_linear(
-                self.layer2.fused(self.layer1.fused(v, mean)), None, self.linear.weight
-            )
-        return self.linear(self.layer2(self.layer1(v, mean)))
+            from locotrans.kernels.vn_weights import pack_layer
+
+            return F.linear(v, pack_layer(self.linear.weight, None))
+        return self.linear(v)
 
 
 class VNInvariants(nn.Module):
@@ -215,6 +270,7 @@ class VNInvariants(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.channels = channels
         self.projection = VNProjection(channels, 3)
 
     def forward(
@@ -227,7 +283,18 @@ class VNInvariants(nn.Module):
         self, v: Float[Tensor, "*batch 3 c"], mean: Float[Tensor, "*shape 1 3 c"] | None = None
     ) -> Float[Tensor, "*batch e"]:
         """Do as `forward`, also where that pools."""
-        return _inner_products(self.projection(v, mean), v, mean)
+        return self._inner_products(self.projection(v, mean), v, mean)
+
+    def _inner_products(
+        self,
+        z: Float[Tensor, "*batch 3 3"],
+        v: Float[Tensor, "*batch 3 c"],
+        mean: Float[Tensor, "*shape 1 3 c"] | None,
+    ) -> Float[Tensor, "*batch e"]:
+        if mean is None:
+            return (z.mT @ narrow(v, self.channels)).flatten(-2)
+        parts = [z.mT @ narrow(x, self.channels // 2) for x in (v, mean)]
+        return torch.cat(parts, dim=-1).flatten(-2)
 
 
 class VNPooledInvariants(VNInvariants):
@@ -249,20 +316,13 @@ class VNPooledInvariants(VNInvariants):
         z = self.projection(v, mean) if z is None else z
         if use_kernels(v):
             from locotrans.kernels.pool import pool_projections
-        elif use_loops(v):
-            from locotrans.kernels.cpu import pool_projections
-        else:
-            return max_mean_pool(_inner_products(z, v, mean))
-        parts = [v] if mean is None else [v, mean.expand_as(v)]
-        pooled = [pool_projections(part, z) for part in parts]  # each (b, 3, c) twice
-        return torch.cat([torch.cat(x, dim=-1).flatten(1) for x in zip(*pooled, strict=True)], -1)
 
+            channels = self.channels if mean is None else self.channels // 2
+            return pool_projections(v, z, mean, channels).flatten(1)
+        if use_loops(v):
+            from locotrans.kernels import cpu
 
-def _inner_products(
-    z: Float[Tensor, "*batch 3 3"],
-    v: Float[Tensor, "*batch 3 c"],
-    mean: Float[Tensor, "*shape 1 3 c"] | None,
-) -> Float[Tensor, "*batch e"]:
-    if mean is None:
-        return (z.mT @ v).flatten(-2)
-    return torch.cat([z.mT @ v, z.mT @ mean], dim=-1).flatten(-2)
+            parts = [v] if mean is None else [v, mean.expand_as(v)]
+            pooled = [cpu.pool_projections(part, z) for part in parts]  # each (b, 3, c) twice
+            return torch.cat([torch.cat(x, -1).flatten(1) for x in zip(*pooled, strict=True)], -1)
+        return max_mean_pool(self._inner_products(z, v, mean))
