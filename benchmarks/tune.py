@@ -57,12 +57,12 @@ class Setting(NamedTuple):
 def settings() -> Iterator[Setting]:
     """Yield every choice; one with no values is what is in force."""
     launches = {
-        "pose": ((32, 64, 128), (64,), (4, 8), (1, 2, 3)),
+        "pose": ((32, 64), (64,), (4, 8), (1, 2)),
         "linear": ((64,), (32, 64), (8,), (1, 2, 3), (96, 128)),
-        "max": ((64, 128), (64, 128), (4, 8), (2, 3), (None, 128)),
+        "max": ((64,), (32, 64), (8,), (1, 2, 3), (None, 128)),
         "max_backward": ((32, 64), (32, 64), (4, 8), (1, 2)),
         "max_weight": ((64, 128), (64, 128), (8,), (1, 2, 3)),
-        "linear_backward": ((32, 64), (32, 64, 128), (4, 8), (1, 2), (None, 128)),
+        "linear_backward": ((32, 64), (32, 64), (8,), (1, 2), (None, 168)),
         "pose_backward": ((32, 64), (64,), (4, 8), (1, 2)),
     }
     for name, grid in launches.items():
@@ -71,7 +71,7 @@ def settings() -> Iterator[Setting]:
             values = (("LAUNCHES", (name, launch)),)
             yield Setting(f"{name}_kernel", "bfloat16", "rpr_launch", values)
     for kernel, programs in itertools.product(
-        ("linear_kernel", "linear_backward_kernel", "max_weight_kernel"), (1, 2, 4, 8, 16)
+        ("linear_kernel", "linear_backward_kernel", "max_weight_kernel"), (1, 2, 4, 8)
     ):
         name = "FORWARD_PROGRAMS" if kernel == "linear_kernel" else "BACKWARD_PROGRAMS"
         yield Setting(kernel, "bfloat16", "rpr_launch", ((name, 132 * programs),))

@@ -173,7 +173,8 @@ def max_kernel(
 
     Batch norm is monotone in every channel, rising or falling with the sign of gamma: the maximum
     of bn(e) is at the largest or at the smallest e. The first neighbour wins a tie, and wins if
-    gamma is 0. Programs that share points are neighbours in the grid, so x comes from the cache.
+    gamma is 0. What all of them share, z_r, is added last. Programs that share points are
+    neighbours in the grid, so x comes from the cache.
     """
     program = tl.program_id(1)
     r = program * ROWS + tl.arange(0, ROWS)
@@ -181,32 +182,36 @@ def max_kernel(
     c = tl.arange(0, CP)
     d = tl.program_id(0) * COLS + tl.arange(0, COLS)
     w = load_matrix(weight_ptr, c, d, 1, stride, C, D, PRECISION)  # (CP, COLS)
-    scale = load_vector(norm_ptr, c, CP)
-    shift = load_vector(norm_ptr + CP, c, CP)
     gamma = load_vector(gamma_ptr, d, D)
-    center = load_vector(center_ptr, d, D)
     sign = (gamma > 0).to(tl.float32) - (gamma < 0).to(tl.float32)
-    z = load_rows(z_ptr, r, d, DP, inside)
+    if STATISTICS:
+        offset = load_rows(z_ptr, r, d, DP, inside) - load_vector(center_ptr, d, D)
     best = tl.zeros((ROWS, COLS), tl.float32)
     arg = tl.zeros((ROWS, COLS), tl.int32)
     total = tl.zeros((ROWS, COLS), tl.float32)
     squares = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for n in range(k):
+        # vectors are loaded here and not before: fewer registers, more programs at a time
+        scale = load_vector(norm_ptr, c, CP)
+        shift = load_vector(norm_ptr + CP, c, CP)
         x = load_rows(x_ptr, r * k + n, c, CP, inside)
-        e = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION) + z
+        e = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION)
         better = ((e - best) * sign > 0) | (n == 0)
         best = tl.where(better, e, best)
-        arg = tl.where(better, n, arg)
-        total += e
+        if SAVE:
+            arg = tl.where(better, n, arg)
+        if SAVE or STATISTICS:
+            total += e
         if STATISTICS:
-            difference = tl.where(inside[:, None], e - center, 0.0)
+            difference = tl.where(inside[:, None], e + offset, 0.0)
             squares += fold(difference * difference)
-    store_rows(best_ptr, r, d, DP, inside, best)
+    z = load_rows(z_ptr, r, d, DP, inside)
+    store_rows(best_ptr, r, d, DP, inside, best + z)
     if SAVE:
         store_rows(arg_ptr, r, d, DP, inside, arg)
-        store_rows(total_ptr, r, d, DP, inside, total)
+        store_rows(total_ptr, r, d, DP, inside, total + k * z)
     if STATISTICS:
-        s1 = tl.where(inside[:, None], total - k * center, 0.0)
+        s1 = tl.where(inside[:, None], total + k * offset, 0.0)
         store_sums(sums_ptr, program, d, DP, s1, tl.sum(squares, axis=0))
 
 

@@ -39,7 +39,7 @@ class Launch(NamedTuple):
 
 # For an H200: what fits the registers and the shared memory of a multiprocessor.
 LAUNCHES = {
-    "pose": Launch(64, 64, 8, 2),
+    "pose": Launch(64, 64, 4, 1),
     "linear": Launch(64, 64, 8, 3, 128),
     "max": Launch(64, 64, 8, 3),
     "points": Launch(64, 64, 4, 1),
@@ -49,9 +49,9 @@ LAUNCHES = {
     "pose_backward": Launch(64, 64, 8, 2),
 }
 FLOAT32_LAUNCHES = {
-    "pose": Launch(64, 64, 8, 1),
-    "linear": Launch(64, 64, 8, 1, 128),
-    "max": Launch(64, 64, 8, 1),
+    "pose": Launch(64, 64, 4, 1),
+    "linear": Launch(64, 64, 8, 2, 128),
+    "max": Launch(64, 64, 8, 3),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(32, 32, 8, 1),
     "max_weight": Launch(32, 64, 8, 1),
