@@ -103,7 +103,9 @@ class Plan(NamedTuple):
 
     def launch(self, kernel: str) -> Launch:
         """Return the sizes of a kernel."""
-        return (LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES)[kernel]
+        launch = (LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES)[kernel]
+        # products without tensor cores need the registers of more threads
+        return launch._replace(num_warps=8) if self.precision == "ieee" else launch
 
     def tiles(self, rows: int, programs: int) -> tuple[int, int]:
         """Share the tiles of edges among programs: how many programs, and tiles of each."""
