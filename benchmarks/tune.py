@@ -83,12 +83,6 @@ def settings() -> Iterator[Setting]:
         yield Setting("_point_", "vn_norm_act", "vn", values)
     for groups, slots in itertools.product((128, 256), (64, 128)):
         yield Setting("_select_kernel", "knn", "knn", (("GROUPS", groups), ("SLOTS", slots)))
-    for rows, columns, channels, warps, registers in itertools.product(
-        (64, 128), (64, 128), (32, 64, 128), (4, 8), (128, 168, 255)
-    ):
-        values = (("TILE_ROWS", rows), ("TILE_COLUMNS", columns), ("CHANNELS", channels))
-        values += (("WARPS", warps), ("REGISTERS", registers))
-        yield Setting("_distance_kernel", "knn", "knn", values)
 
 
 def run(problem: Problem) -> None:

@@ -80,9 +80,9 @@ def test_numbers_that_are_none_have_neighbors_too(device, generator):
 @pytest.mark.parametrize("c", [5, 150])
 def test_distances_of_features_have_the_accuracy_of_float32(c, device, generator):
     x = torch.randn(2, 70, c, generator=generator) * torch.logspace(-3, 3, c) + 5
-    center = x.mean(-2)
-    d, slack = kernel.feature_distances(x.to(device), center.to(device), 3, 66)
-    y = (x - center[:, None]).double()
+    left, right, slack = kernel.feature_factors(x.to(device))
+    d = kernel.feature_distances(left[:, 3:69], right)
+    y = (x - x.to(device).mean(-2, keepdim=True).cpu()).double()
     squares = y.square().sum(-1)
     scale = squares[:, None] + 2 * (squares[:, 3:69, None] * squares[:, None]).sqrt()
     true = squares[:, None] - 2 * y[:, 3:69] @ y.mT

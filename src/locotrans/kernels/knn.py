@@ -3,8 +3,9 @@
 The specification is `locotrans.geometry.neighbors`, tie rule included.
 
 Features are centred and split into three numbers of bfloat16, 8 bits each. Six of the nine products
-of the parts, on tensor cores, are a product of float32 accuracy. Distances are written to memory,
-some rows of the matrix at a time; those of coordinates are made where they are needed.
+of the parts, on tensor cores, are a product of float32 accuracy; with the parts side by side, and
+those of squared lengths behind them, torch's product of two matrices is one of distances. They are
+written to memory, some rows at a time; those of coordinates are made where they are needed.
 
 In the selection one warp owns a row. The columns are cut into groups. A bound that holds k of the
 minima of groups holds k distances, and not many more; it is found by bisection. The few columns
@@ -13,8 +14,9 @@ their k-th smallest distance is found by bisection. Where they are too many (equ
 whole row is searched. Neighbours come in the order of their indices. Clouds of more points than a
 warp can hold are taken block by block, with a list of the nearest so far.
 
-Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), 26 GFLOP of
-products in bfloat16 (0.03 ms), the distances written and read (0.06 ms), about 30 instructions a
+Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), the factors
+written and read (0.02 ms), 26 GFLOP of products in bfloat16 (0.03 ms), the distances written and
+read (0.06 ms), about 30 instructions a
 column of a lane, 1,000 a row, for the selection (0.04 ms).
 """
 
@@ -25,6 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import CHUNK, SPARE, feature_rounding, point_rounding
+from locotrans.kernels import float32_products
 from locotrans.kernels.rpr_launch import INTERPRETED
 
 COLUMNS = 2048  # distances that a warp holds
@@ -32,8 +35,9 @@ GROUPS = 128  # of columns, at least
 SLOTS = 64  # candidates, at least
 ROUNDS = 24  # of a bisection, at most
 ROWS = 2  # that a warp owns in clouds that do not fit
-TILE_ROWS, TILE_COLUMNS, CHANNELS = 128, 64, 64  # of a program that takes products
-WARPS, REGISTERS = 8, 128  # so that two of them share a multiprocessor
+PART_ROWS = 8  # of a program that splits features
+# whether torch multiplies bfloat16 into float32
+WIDE_PRODUCTS = "dtype" in torch.ops.aten.bmm.overloads()
 ABSOLUTE, RELATIVE = (float(x) for x in feature_rounding(torch.ones(1, 1)))  # where |x| = 1
 
 
@@ -62,52 +66,55 @@ def _split(x, PART: tl.constexpr):
 
 
 @triton.jit
-def _distance_kernel(
+def _parts_kernel(
     x_ptr,  # (b, n, C) features
     center_ptr,  # (b, C) their means
     slack_ptr,  # (b, n) what counts as rounding of a distance, written
-    out_ptr,  # (b, rows, n)
-    first_row,
-    rows,
+    left_ptr,  # (b, n, WIDTH) written
+    right_ptr,  # (b, n, WIDTH) written
     n,
     absolute,  # what counts as rounding where |x| = 1
     C: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    PART: tl.constexpr,
 ):
-    """Squared distances of features, less what is the same for a row: ``|y|^2 - 2 x.y``."""
+    """Write factors of bfloat16 whose product is ``|y|^2 - 2 x.y``.
+
+    WIDTH is 6 STEP + 8: six pairs of parts, and, behind them, ones and the parts of ``|y|^2``.
+    Tensor cores cut their sums, they do not round: the small products come first.
+    """
+    WIDTH: tl.constexpr = 6 * STEP + 8
     cloud = tl.program_id(1).to(tl.int64)
-    tiles = tl.cdiv(n, COLUMNS)
-    row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
-    x_ptr += cloud * n * C
-    products = tl.zeros((ROWS, COLUMNS), tl.float32)
-    squares = tl.zeros((COLUMNS,), tl.float32)
-    # tensor cores cut their sums, they do not round: the small products come first
-    for LARGE in tl.static_range(2):
-        for start in range(0, C, CHANNELS):
-            channels = start + tl.arange(0, CHANNELS)
-            center = tl.load(center_ptr + cloud * C + channels, mask=channels < C, other=0.0)
-            x = _centered(x_ptr, center, first_row + row, channels, n, C)
-            y = _centered(x_ptr, center, column, channels, n, C)
-            x0, x1, x2 = _split(x, PART)
-            y0, y1, y2 = _split(tl.trans(y), PART)
-            if LARGE:
-                products = tl.dot(x0, y0, products, input_precision="ieee")
-            else:
-                products = tl.dot(x0, y2, products, input_precision="ieee")
-                products = tl.dot(x2, y0, products, input_precision="ieee")
-                products = tl.dot(x1, y1, products, input_precision="ieee")
-                products = tl.dot(x0, y1, products, input_precision="ieee")
-                products = tl.dot(x1, y0, products, input_precision="ieee")
-                squares += tl.sum(y * y, axis=1)
-    if tl.program_id(0) < tiles:
-        tl.store(slack_ptr + cloud * n + column, absolute * squares, mask=column < n)
-    out = out_ptr + (cloud * rows + row[:, None]) * n + column[None, :]
-    mask = (row < rows)[:, None] & (column < n)[None, :]
-    tl.store(out, squares[None, :] - 2 * products, mask=mask)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    c = tl.arange(0, CHANNELS)
+    center = tl.load(center_ptr + cloud * C + c, mask=c < C, other=0.0)
+    x = _centered(x_ptr + cloud * n * C, center, rows, c, n, C)
+    squares = tl.sum(x * x, axis=1)
+    tl.store(slack_ptr + cloud * n + rows, absolute * squares, mask=rows < n)
+    at = (cloud * n + rows)[:, None] * WIDTH + c[None, :]
+    mask = (rows < n)[:, None] & (c < STEP)[None, :]
+    high, middle, low = _split(x, tl.float32)
+    left, right = left_ptr + at, right_ptr + at
+    tl.store(left, -2 * high, mask=mask)
+    tl.store(right, low, mask=mask)
+    tl.store(left + STEP, -2 * low, mask=mask)
+    tl.store(right + STEP, high, mask=mask)
+    tl.store(left + 2 * STEP, -2 * middle, mask=mask)
+    tl.store(right + 2 * STEP, middle, mask=mask)
+    tl.store(left + 3 * STEP, -2 * high, mask=mask)
+    tl.store(right + 3 * STEP, middle, mask=mask)
+    tl.store(left + 4 * STEP, -2 * middle, mask=mask)
+    tl.store(right + 4 * STEP, high, mask=mask)
+    tl.store(left + 5 * STEP, -2 * high, mask=mask)
+    tl.store(right + 5 * STEP, high, mask=mask)
+    high, middle, low = _split(squares, tl.float32)
+    last = tl.arange(0, 8)[None, :]
+    at = (cloud * n + rows)[:, None] * WIDTH + 6 * STEP + last
+    mask = (rows < n)[:, None] & (last < 8)
+    parts = tl.where(last == 0, low[:, None], tl.where(last == 1, middle[:, None], high[:, None]))
+    tl.store(left_ptr + at, tl.where(last < 3, 1.0, 0.0) + tl.zeros_like(parts), mask=mask)
+    tl.store(right_ptr + at, tl.where(last < 3, parts, 0.0), mask=mask)
 
 
 @triton.jit
@@ -359,28 +366,40 @@ def _select_blocks_kernel(
         key = tl.where(chosen, 4 * n, key)
 
 
-def feature_distances(
-    x: Float[Tensor, "b n c"], center: Float[Tensor, "b c"], first: int, rows: int
-) -> tuple[Float[Tensor, "b rows n"], Float[Tensor, "b n"]]:
-    """Return ``|y|^2 - 2 x.y`` of some rows and all columns, and what counts as its rounding.
+def feature_factors(
+    x: Float[Tensor, "b n c"],
+) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"], Float[Tensor, "b n"]]:
+    """Return factors whose product is ``|y|^2 - 2 x.y`` of centred features, and its rounding.
 
-    Args:
-        x: features, not centred.
-        center: their means.
-        first: the first row.
-        rows: how many.
+    The factors are bfloat16 where torch multiplies such into float32, else float32.
     """
     b, n, c = x.shape
-    out = torch.empty(b, rows, n, device=x.device)
+    center = x.mean(-2, dtype=torch.float32)
+    if not (INTERPRETED or WIDE_PRODUCTS):
+        x = x - center.unsqueeze(1)
+        squares = x.square().sum(-1, keepdim=True)
+        left = torch.cat([-2 * x, torch.ones_like(squares)], dim=-1)
+        return left, torch.cat([x, squares], dim=-1), ABSOLUTE * squares.squeeze(-1)
+    step = c + -c % 8
+    left = torch.empty(b, n, 6 * step + 8, dtype=torch.bfloat16, device=x.device)
+    right = torch.empty_like(left)
     slack = torch.empty(b, n, device=x.device)
-    _distance_kernel[(triton.cdiv(rows, TILE_ROWS) * triton.cdiv(n, TILE_COLUMNS), b)](
-        x, center, slack, out, first, rows, n, ABSOLUTE,
-        C=c, ROWS=TILE_ROWS, COLUMNS=TILE_COLUMNS,
-        CHANNELS=max(16, min(CHANNELS, triton.next_power_of_2(c))),
-        PART=tl.float32 if INTERPRETED else tl.bfloat16,  # of which the interpreter has no products
-        num_warps=WARPS, num_stages=1, maxnreg=REGISTERS,
+    _parts_kernel[(triton.cdiv(n, PART_ROWS), b)](
+        x, center, slack, left, right, n, ABSOLUTE,
+        C=c, STEP=step, ROWS=PART_ROWS, CHANNELS=triton.next_power_of_2(step),
     )  # fmt: skip
-    return out, slack
+    return left, right, slack
+
+
+def feature_distances(
+    left: Float[Tensor, "b rows d"], right: Float[Tensor, "b n d"]
+) -> Float[Tensor, "b rows n"]:
+    """Return ``|y|^2 - 2 x.y`` of some rows and all columns, in float32."""
+    with torch.autocast(left.device.type, enabled=False):
+        if left.dtype == torch.bfloat16 and left.is_cuda:
+            return torch.bmm(left, right.mT, out_dtype=torch.float32)
+        with float32_products("highest"):  # TF32 errors would exceed what is compared
+            return torch.bmm(left.float(), right.float().mT)
 
 
 def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tensor, "b n k"]:
@@ -399,11 +418,11 @@ def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tens
         slack, relative = point_rounding(x)
         _select(x, slack.contiguous(), relative, out, 0, n, coordinates=True)
         return out
-    center = x.mean(-2, dtype=torch.float32)
+    left, right, slack = feature_factors(x)
     chunk = max(1, min(n, 2 * CHUNK // (b * n)))
     for first in range(0, n, chunk):
         rows = min(chunk, n - first)
-        distances, slack = feature_distances(x, center, first, rows)
+        distances = feature_distances(left[:, first : first + rows], right)
         _select(distances, slack, RELATIVE, out, first, rows, coordinates=False)
     return out
 
