@@ -120,9 +120,19 @@ def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
     return Case(name, make, passes[:2], passes[2:])
 
 
-def rpr_case(size: Size, cv: int, c: int, d: int, *, refine: bool, store: torch.dtype) -> Case:
+def rpr_case(
+    size: Size,
+    cv: int,
+    c: int,
+    d: int,
+    *,
+    refine: bool,
+    store: torch.dtype = torch.float32,
+    precision: str | None = None,
+) -> Case:
+    """Make a case of training; or of evaluation, if a precision of the products is given."""
     E, h, s = size.b * size.n * size.k, c // 2, store.itemsize
-    rate = PRODUCTS if store == torch.bfloat16 else FLOAT32
+    rate = PRODUCTS if store == torch.bfloat16 else PRODUCTS / 2 if precision else FLOAT32
 
     def stage(memory: float, cache: float, products: float) -> Pass:
         return Pass(E * s * memory, E * cache, 2 * E * products, rate)
@@ -139,33 +149,41 @@ def rpr_case(size: Size, cv: int, c: int, d: int, *, refine: bool, store: torch.
 
     def make(size: Size) -> Problem:
         from locotrans.kernels.rpr import RPRLayers, rpr_conv
+        from locotrans.kernels.vn_weights import aligned
 
         conv = RelativePoseConv(3 * cv, c, d, refine=refine).to(size.device)
+        conv.train(precision is None).requires_grad_(precision is None)
         neighbors, frames = (
             knn(clouds(size.b, size.n, size.device), size.k),
             random_rotations(size.b, size.n, device=size.device),
         )
         index = global_index(neighbors)
-        x, z, v = size.draw(c), size.draw(d), size.draw(3, cv)
+        x, z, v = size.draw(c), size.draw(d), _padded(size.draw(3, aligned(cv)), cv)
         weight = conv.linear.weight[:, :c].detach().contiguous().requires_grad_()
         layers = RPRLayers(*(getattr(conv, name) for name in RPRLayers._fields))
+        options = {"store": store, "precision": precision}
 
         def fused() -> Tensor:
-            return rpr_conv(x, z, v, frames.flatten(0, 1), index, weight, layers, store=store)
+            with torch.set_grad_enabled(precision is None):
+                return rpr_conv(x, z, v, frames.flatten(0, 1), index, weight, layers, **options)
 
         def plain() -> Tensor:
-            pose = equivariant_pose(v.unflatten(0, (size.b, -1)), neighbors, frames).flatten(0, 1)
+            vectors = v[..., :cv].unflatten(0, (size.b, -1))
+            pose = equivariant_pose(vectors, neighbors, frames).flatten(0, 1)
             kernel = conv.kernel2(F.relu(conv.kernel_norm(conv.kernel1(pose))))
             y = F.relu(conv.pose_norm(kernel * _rows(x, index)))
             if conv.refine is not None and conv.refine_norm is not None:
                 y = F.relu(conv.refine_norm(conv.refine(y)))
             return leaky_max(conv.norm(F.linear(y, weight) + z[:, None])[None])[0]
 
+        if precision is not None:
+            return Problem(fused, torch.no_grad()(plain))
         used = [layer for layer in layers if layer is not None]
         return Problem(fused, plain, [x, z, v, weight, *(p for m in used for p in m.parameters())])
 
-    kind = str(store).removeprefix("torch.") + ("" if refine else ", light")
-    return Case(f"rpr_conv {cv}, {c} to {d}, {kind}", make, forward, backward)
+    kind = f"{precision}, evaluation" if precision else str(store).removeprefix("torch.")
+    name = f"rpr_conv {cv}, {c} to {d}, {kind}{'' if refine else ', light'}"
+    return Case(name, make, forward, () if precision else backward)
 
 
 def pool_case(size: Size, c: int) -> Case:
@@ -270,12 +288,13 @@ def cases(size: Size) -> Iterator[Case]:
         yield vn_point_case(size, d, shared=True)
     for d in (full.vector_embedding, full.vector_embedding // 2, light.vector_embedding // 2):
         yield vn_point_case(size, d, shared=False)
-    for config, store in (
-        (full, torch.bfloat16), (full, torch.float32), (light, torch.bfloat16),
+    for config, options in (
+        (full, {"store": torch.bfloat16}), (full, {"store": torch.float32}),
+        (light, {"store": torch.bfloat16}), (full, {"precision": "tf32"}),
     ):  # fmt: skip
         widths = zip(config.vector_widths, config.widths[:-1], config.widths[1:], strict=False)
         for cv, c, d in dict.fromkeys(widths):
-            yield rpr_case(size, cv, c, d, refine=config.refine, store=store)
+            yield rpr_case(size, cv, c, d, refine=config.refine, **options)
     yield from (pool_case(size, x.vector_embedding) for x in (full, light))
     yield embed_case(size, full.embedding)
     yield vector_losses_case(size)

@@ -30,6 +30,9 @@ from edge_by_edge import EdgeByEdge
 
 pytest.importorskip("triton", reason="Triton is not installed")
 import kernel_cases
+import tune
+
+from locotrans.kernels import rpr_launch
 
 CPU = torch.device("cpu")
 NETWORKS = pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light"])
@@ -163,7 +166,8 @@ def test_kernels_against_their_specification(monkeypatch):
         kernel_cases.vn_edge_case(size, 3),
         kernel_cases.vn_point_case(size, 3, shared=True),
         kernel_cases.vn_point_case(size, 3, shared=False),
-        kernel_cases.rpr_case(size, 2, 4, 5, refine=True, store=torch.float32),
+        kernel_cases.rpr_case(size, 2, 4, 5, refine=True),
+        kernel_cases.rpr_case(size, 2, 4, 5, refine=False, precision="tf32"),
         kernel_cases.pool_case(size, 3),
         kernel_cases.vector_losses_case(size),
         kernel_cases.edge_max_case(size, 5),
@@ -172,10 +176,27 @@ def test_kernels_against_their_specification(monkeypatch):
     for case in cases:
         rows = kernel_timing.time_case(case, size, 0)
         assert [row["pass"] for row in rows] == ["forward", "backward"][: len(rows)]
-        assert len(rows) == (1 if case.name.startswith("knn") else 2)
+        assert len(rows) == (2 if case.backward else 1)
         for row in rows:
             assert row["difference"] < 1e-4, row
             assert row["launch"] == "cpu"
+
+
+def test_settings_to_try_are_put_in_force_and_taken_back():
+    size = kernel_timing.Size(32, 1024, 20, CPU)
+    names = {case.name for case in kernel_cases.cases(size)}
+    choices = list(tune.settings())
+    assert len(set(choices)) == len(choices)
+    tables = (rpr_launch.LAUNCHES, rpr_launch.FLOAT32_LAUNCHES)
+    before = [dict(table) for table in tables]
+    for choice in choices:
+        assert names.issuperset(choice.cases), choice
+        undo = choice.apply()
+        for name, value in choice.values:
+            if name.endswith("LAUNCHES"):
+                assert rpr_launch.Launch(*value[1]) == getattr(rpr_launch, name)[value[0]]
+        undo()
+        assert [dict(table) for table in tables] == before
 
 
 @pytest.mark.slow

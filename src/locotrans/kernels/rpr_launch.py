@@ -46,6 +46,7 @@ LAUNCHES = {
     "max_backward": Launch(64, 64, 4, 1),
     "max_weight": Launch(64, 128, 8, 2),
     "linear_backward": Launch(64, 64, 8, 2),
+    "multiply_backward": Launch(64, 64, 8, 2),
     "pose_backward": Launch(64, 64, 8, 2),
 }
 FLOAT32_LAUNCHES = {
@@ -56,6 +57,7 @@ FLOAT32_LAUNCHES = {
     "max_backward": Launch(32, 32, 8, 1),
     "max_weight": Launch(32, 64, 8, 1),
     "linear_backward": Launch(32, 64, 8, 1),
+    "multiply_backward": Launch(32, 64, 8, 1),
     "pose_backward": Launch(32, 64, 8, 1),
 }
 

@@ -138,7 +138,7 @@ def _linear_backward(
     weight, bias, _ = parameters
     x, y = saved.edges[i - 1], saved.edges[i]
     (co, ci), cop, cip = weight.shape, y.shape[1], x.shape[1]
-    launch = plan.launch("linear_backward")
+    launch = plan.launch("linear_backward" if factor is None else "multiply_backward")
     columns = cip if factor is not None else min(launch.columns, cip)
     programs, tiles = plan.tiles(launch.rows, launches.BACKWARD_PROGRAMS // (cip // columns))
     dx = torch.empty_like(x)
