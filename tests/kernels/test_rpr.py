@@ -157,6 +157,15 @@ def test_one_point(device, generator):
         fused(conv.train(), *inputs)
 
 
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("c", [8, 128])
+def test_evaluation_without_gradients(c, refine, device, generator):
+    conv, *inputs = make(2, 35, 3, 4, c, 24, refine, generator)
+    conv, inputs = conv.to(device).eval(), [t.to(device) for t in inputs]
+    with torch.inference_mode():
+        assert_near(fused(conv, *inputs), plain(conv, *inputs), 1e-4)
+
+
 def test_some_of_the_points_at_a_time(device, small_blocks, generator):
     conv, x, v, frames, neighbors = (
         t.to(device) for t in make(1, 20, 3, 4, 16, 16, True, generator)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.kernels import rpr_forward as forward
+from locotrans.kernels.rpr_last import last_kernel
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
@@ -42,6 +43,7 @@ LAUNCHES = {
     "pose": Launch(64, 64, 4, 1),
     "linear": Launch(64, 64, 8, 3, 128),
     "max": Launch(64, 64, 8, 3),
+    "last": Launch(64, 128, 4, 2),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(64, 64, 4, 1),
     "max_weight": Launch(64, 128, 8, 2),
@@ -53,6 +55,7 @@ FLOAT32_LAUNCHES = {
     "pose": Launch(64, 64, 4, 1),
     "linear": Launch(64, 64, 8, 2, 128),
     "max": Launch(64, 64, 8, 3),
+    "last": Launch(64, 128, 4, 2),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(32, 32, 8, 1),
     "max_weight": Launch(32, 64, 8, 1),
@@ -151,11 +154,14 @@ def run_forward(
     edges: list[Tensor] = []
     norms: list[Tensor] = []
     x = _pose(plan, v, reference, frames, index, norms)
-    for stage, (linear, norm) in enumerate(plan.layers.stages()[1:]):
+    stages = plan.layers.stages()[1:]
+    if not (plan.training or plan.save):
+        for linear, norm in stages[:-1]:
+            x = _linear(plan, linear, norm, x, x_basis, index, norms)
+        return _last(plan, *stages[-1], weight, x, x_basis, z, index, norms), None
+    for stage, (linear, norm) in enumerate(stages):
         edges.append(x)
         x = _linear(plan, linear, norm, x, x_basis if stage == 0 else None, index, norms)
-        if not plan.save:
-            edges.clear()
     edges.append(x)
     best, arg, total = _max(plan, weight, x, z, norms)
     scale, shift, _, _ = norms[-1]
@@ -236,8 +242,39 @@ def _max(
     return best, arg, total
 
 
+def _last(
+    plan: Plan,
+    linear: nn.Linear,
+    norm: nn.BatchNorm1d,
+    weight: Tensor,
+    x: Tensor,
+    x_basis: Tensor,
+    z: Tensor,
+    index: Tensor,
+    norms: list[Tensor],
+) -> Tensor:
+    """Return the output from the input of the last two products, in evaluation."""
+    launch, cop, dp = plan.launch("last"), width(linear.out_features), z.shape[1]
+    columns = min(launch.columns, dp)
+    out = torch.empty_like(z, dtype=torch.float32)
+    inner_norm = _norm(plan, norm, out.new_empty(0, 2, cop))
+    out_norm = _norm(plan, plan.layers.norm, out.new_empty(0, 2, dp))
+    last_kernel[(dp // columns, triton.cdiv(plan.points, launch.rows))](
+        x, norms[-1], linear.weight, linear.bias, x_basis, index, inner_norm, weight, z,
+        out_norm, out, plan.points, plan.k, weight.stride(0),
+        CI=linear.in_features, CO=linear.out_features, D=weight.shape[0], CIP=x.shape[1], COP=cop,
+        DP=dp, ROWS=launch.rows, COLS=columns, CHANNELS=min(64, cop),
+        MULTIPLY=linear is plan.layers.kernel2, SLOPE=SLOPE, PRECISION=plan.precision,
+        **launch.options(),
+    )  # fmt: skip
+    return out[:, : weight.shape[0]]
+
+
 def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor) -> Tensor:
-    """Return the table of a batch norm, (4, c): scale, shift, mean, 1 / deviation."""
+    """Return the table of a batch norm, (4, c): scale, shift, mean, 1 / deviation.
+
+    In evaluation the sums, (programs, 2, c), tell the width and no more.
+    """
     programs, _, cp = sums.shape
     out = sums.new_empty(4, cp)
     forward.norm_kernel[(cp // 16,)](
