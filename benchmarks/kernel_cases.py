@@ -291,6 +291,7 @@ def cases(size: Size) -> Iterator[Case]:
     for config, options in (
         (full, {"store": torch.bfloat16}), (full, {"store": torch.float32}),
         (light, {"store": torch.bfloat16}), (full, {"precision": "tf32"}),
+        (light, {"precision": "tf32"}),
     ):  # fmt: skip
         widths = zip(config.vector_widths, config.widths[:-1], config.widths[1:], strict=False)
         for cv, c, d in dict.fromkeys(widths):

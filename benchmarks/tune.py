@@ -37,6 +37,10 @@ TF32 = (
     "rpr_conv 21, 64 to 64, tf32, evaluation",
     "rpr_conv 42, 128 to 256, tf32, evaluation",
 )
+LIGHT_TF32 = (
+    "rpr_conv 21, 64 to 128, tf32, evaluation, light",
+    "rpr_conv 21, 128 to 256, tf32, evaluation, light",
+)
 
 Launches = list[tuple[int | None, ...]]
 # rows, columns, warps, stages and registers, as far as the registers of a program let one hope
@@ -83,9 +87,10 @@ EVALUATION: dict[str, Launches] = {
         (64, 64, 8, 2, 128), (64, 64, 8, 2), (64, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3),
         (128, 64, 8, 2), (128, 64, 8, 3), (64, 128, 8, 2), (128, 128, 8, 2), (64, 32, 4, 2),
     ],
-    "max": [
-        (64, 64, 8, 3), (64, 64, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2),
-        (64, 128, 8, 3), (128, 64, 8, 2), (128, 64, 8, 3), (64, 32, 4, 3), (32, 64, 4, 3),
+    "last": [
+        (64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 4, 1), (64, 128, 4, 2),
+        (64, 128, 8, 1), (64, 128, 8, 2), (64, 64, 8, 2), (128, 64, 8, 1), (128, 64, 8, 2),
+        (128, 128, 8, 1), (64, 256, 8, 1),
     ],
 }  # fmt: skip
 PROGRAMS = {  # of a multiprocessor, where a program walks through the edges
@@ -130,6 +135,7 @@ def settings() -> Iterator[Setting]:
             # a product with a factor is alone in its kernel in light networks
             kernel = "linear_backward" if key == "multiply_backward" else key
             names = TF32 if grids is EVALUATION else LIGHT if kernel != key else FULL
+            names += LIGHT_TF32 if key == "last" else ()
             make = partial(Setting, f"{kernel}_kernel", names, "rpr_launch")
             yield make(())
             for launch in launches:
