@@ -101,12 +101,11 @@ def assert_same(
         assert_near(grads[name], grad, tolerances[1], f"gradient of {name}")
 
 
-ODD, ONE_NEIGHBOR, BLOCKS = (2, 9, 4, 5, 12, 20), (1, 19, 1, 17, 10, 16), (1, 11, 3, 2, 34, 40)
+ODD, ONE_NEIGHBOR, BLOCKS = (2, 9, 4, 5, 12, 20), (1, 19, 1, 17, 10, 16), (1, 11, 3, 2, 34, 20)
 CASES = {
     "odd sizes, refine, training": (ODD, True, True),
     "odd sizes, refine, evaluation": (ODD, True, False),
     "odd sizes, light, training": (ODD, False, True),
-    "odd sizes, light, evaluation": (ODD, False, False),
     "one neighbor, refine, training": (ONE_NEIGHBOR, True, True),
     "one neighbor, light, evaluation": (ONE_NEIGHBOR, False, False),
     "several blocks of columns, refine, training": (BLOCKS, True, True),
@@ -194,6 +193,21 @@ def test_gradients_of_other_reference_points_and_of_no_vectors(device, small_blo
     assert_near(v.grad[0] + reference.grad, leaf.grad[0], 1e-4)
 
 
+def test_zero_vectors_may_follow_the_channels(device, small_blocks, generator):
+    conv, x, v, frames, neighbors = make(1, 5, 2, 3, 8, 8, False, generator)
+    x, frames, neighbors = (t.to(device) for t in (x, frames, neighbors))
+    results = []
+    for extra in (0, 1, 16):  # rows narrower and wider than a tile
+        wide = F.pad(v, (0, extra)).to(device).requires_grad_()
+        out = fused(copy.deepcopy(conv).to(device), x, wide, frames, neighbors)
+        (out**2).sum().backward()
+        assert wide.grad[..., 3:].abs().sum() == 0
+        results.append((out, wide.grad[..., :3]))
+    for out, grad in results[1:]:
+        assert_near(out, results[0][0], 1e-6)
+        assert_near(grad, results[0][1], 1e-5)
+
+
 class Rounded(torch.autograd.Function):
     """Rounding to bfloat16, the identity to gradients. Triton's interpreter truncates."""
 
@@ -231,7 +245,7 @@ def plain_rounded(conv, x, v, frames, neighbors):
 
 
 def test_bfloat16_rounds_what_it_stores_and_multiplies(device, small_blocks, generator):
-    case = make(2, 13, 5, 4, 16, 32, True, generator)
+    case = make(2, 9, 4, 4, 16, 32, True, generator)
     options = {"reference": plain_rounded, "store": torch.bfloat16}
     # the gradients are rounded on their way too, and the reference does not do that
     assert_same(case, device, generator, tolerances=(1e-3, 0.05), **options)

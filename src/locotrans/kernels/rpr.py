@@ -67,13 +67,13 @@ def supported(vector_channels: int, in_channels: int, out_channels: int, k: int)
 def rpr_conv(
     x_basis: Float[Tensor, "n c"],
     z: Float[Tensor, "m d"],
-    v: Float[Tensor, "n 3 cv"],
+    v: Float[Tensor, "n 3 w"],
     frames: Float[Tensor, "m 3 3"],
     index: Int[Tensor, "m k"],
     weight: Float[Tensor, "d c"],
     layers: RPRLayers,
     *,
-    v_reference: Float[Tensor, "m 3 cv"] | None = None,
+    v_reference: Float[Tensor, "m 3 w"] | None = None,
     store: torch.dtype = torch.float32,
     precision: str | None = None,
 ) -> Float[Tensor, "m d"]:
@@ -85,7 +85,8 @@ def rpr_conv(
     Args:
         x_basis: ``basis(x)`` of every point.
         z: ``(W2 - W1) x`` of the reference points.
-        v: the vectors of every point.
+        v: the vectors of every point; zero vectors may follow their channels, and rows of a
+            multiple of 4 are read faster.
         frames: of the reference points.
         index: rows of ``x_basis`` and ``v`` that are the neighbours of every reference point.
         weight: W1, the first half of the last product.

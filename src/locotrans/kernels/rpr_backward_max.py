@@ -53,13 +53,12 @@ def point_terms_kernel(
     total_ptr,  # (m, DP)
     z_ptr,  # (m, DP)
     norm_ptr,  # (4, DP)
-    sums_ptr,  # (2, DP)
+    terms_ptr,  # (3, DP)
     chosen_ptr,  # (m, DP)
     dense_ptr,  # (m, DP)
     dz_ptr,  # (m, DP)
     points,
     k,
-    inverse,  # 1 / edges, 0 in evaluation
     DP: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
@@ -67,8 +66,8 @@ def point_terms_kernel(
 ):
     """Split the gradient of e into what a point knows, and what depends on the edge (see `rpr`).
 
-    chosen = scale g,  dense = -scale (c1 + c2 rstd (z - mean)),
-    dz = chosen - scale (k c1 + c2 rstd (total - k mean)).
+    chosen = scale g,  dense = -scale (c1 + c2 rstd (z - mean)) = -q z - t,
+    dz = chosen - scale (k c1 + c2 rstd (total - k mean)) = chosen - q total - k t.
     """
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = r < points
@@ -79,15 +78,12 @@ def point_terms_kernel(
     z = load_rows(z_ptr, r, d, DP, inside)
     scale = load_vector(norm_ptr, d, DP)
     shift = load_vector(norm_ptr + DP, d, DP)
-    mean = load_vector(norm_ptr + 2 * DP, d, DP)
-    rstd = load_vector(norm_ptr + 3 * DP, d, DP)
-    c1 = load_vector(sums_ptr, d, DP) * inverse
-    c2 = load_vector(sums_ptr + DP, d, DP) * inverse * rstd
+    q = load_vector(terms_ptr + DP, d, DP)
+    t = load_vector(terms_ptr + 2 * DP, d, DP)
     chosen = scale * tl.where(e * scale + shift > 0, g, g * SLOPE)
-    dz = chosen - scale * (k * c1 + c2 * (total - k * mean))
     store_rows(chosen_ptr, r, d, DP, inside, chosen)
-    store_rows(dense_ptr, r, d, DP, inside, -scale * (c1 + c2 * (z - mean)))
-    store_rows(dz_ptr, r, d, DP, inside, dz)
+    store_rows(dense_ptr, r, d, DP, inside, -q * z - t)
+    store_rows(dz_ptr, r, d, DP, inside, chosen - q * total - k * t)
 
 
 @triton.jit
@@ -221,4 +217,5 @@ def max_weight_kernel(
                 s = load_rows(x_ptr, r * k + n, part, CP, inside) * load_vector(norm_ptr, part, CP)
                 s = tl.maximum(s + load_vector(norm_ptr + CP, part, CP), 0.0)
                 out += dot(tl.trans(tl.where(inside[:, None], s, 0.0)), a, PRECISION)
-    store_matrix(out_ptr, program, first + b, c, HEIGHT, CP, out)
+    part = out_ptr + program.to(tl.int64) * (HEIGHT * CP)
+    store_matrix(part, first + b, c, CP, out)

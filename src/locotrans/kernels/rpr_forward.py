@@ -12,6 +12,7 @@ from locotrans.kernels.rpr_tiles import (
     load_matrix,
     load_rows,
     load_vector,
+    load_vectors,
     store_rows,
     store_sums,
 )
@@ -20,8 +21,8 @@ from locotrans.kernels.rpr_tiles import (
 @triton.jit
 @no_type_check
 def pose_kernel(
-    v_ptr,  # (n, 3, CVP)
-    reference_ptr,  # (m, 3, CVP): the vectors of the reference points
+    v_ptr,  # (n, 3, WIDTH)
+    reference_ptr,  # (m, 3, WIDTH): the vectors of the reference points
     frames_ptr,  # (m, 3, 3)
     index_ptr,  # (m, k)
     weight_ptr,  # (H, 3 CV)
@@ -35,6 +36,7 @@ def pose_kernel(
     H: tl.constexpr,
     CVP: tl.constexpr,
     HP: tl.constexpr,
+    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     STATISTICS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -62,16 +64,13 @@ def pose_kernel(
     u20 = load_frame(frames_ptr, r, inside, 2, 0)
     u21 = load_frame(frames_ptr, r, inside, 2, 1)
     u22 = load_frame(frames_ptr, r, inside, 2, 2)
-    p0 = load_rows(reference_ptr, r, c, 3 * CVP, inside)
-    p1 = load_rows(reference_ptr + CVP, r, c, 3 * CVP, inside)
-    p2 = load_rows(reference_ptr + 2 * CVP, r, c, 3 * CVP, inside)
+    p0, p1, p2 = load_vectors(reference_ptr, r, c, WIDTH, inside)
     s1 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     for n in range(k):
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
-        x0 = load_rows(v_ptr, j, c, 3 * CVP, inside) - p0
-        x1 = load_rows(v_ptr + CVP, j, c, 3 * CVP, inside) - p1
-        x2 = load_rows(v_ptr + 2 * CVP, j, c, 3 * CVP, inside) - p2
+        x0, x1, x2 = load_vectors(v_ptr, j, c, WIDTH, inside)
+        x0, x1, x2 = x0 - p0, x1 - p1, x2 - p2
         out = dot(u00 * x0 + u10 * x1 + u20 * x2, w0, PRECISION)
         out += dot(u01 * x0 + u11 * x1 + u21 * x2, w1, PRECISION)
         out += dot(u02 * x0 + u12 * x1 + u22 * x2, w2, PRECISION)

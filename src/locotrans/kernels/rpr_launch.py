@@ -17,6 +17,7 @@ SLOPE = 0.2  # as in `locotrans.nn.edge`
 FORWARD_PROGRAMS = 132 * 4  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+FINISH_COLUMNS = 1024 if INTERPRETED else 32  # the interpreter takes programs one by one
 
 
 class Launch(NamedTuple):
@@ -60,7 +61,7 @@ FLOAT32_LAUNCHES = {
     "max_backward": Launch(32, 32, 8, 1),
     "max_weight": Launch(32, 64, 8, 1),
     "linear_backward": Launch(32, 64, 8, 1),
-    "multiply_backward": Launch(32, 64, 8, 1),
+    "multiply_backward": Launch(32, 128, 8, 1),
     "pose_backward": Launch(32, 64, 8, 1),
 }
 
@@ -120,7 +121,7 @@ class Plan(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """Tensors of the forward pass, padded, that the backward pass reads."""
+    """Tensors of the forward pass, all but the vectors padded, that the backward pass reads."""
 
     x_basis: Tensor
     z: Tensor
@@ -148,8 +149,8 @@ def run_forward(
     weight: Tensor,
 ) -> tuple[Tensor, Saved | None]:
     """Return the output, and what the backward pass reads if the plan is to save it."""
-    x_basis, z, v = pad(x_basis), pad(z), pad(v)
-    reference = None if reference is None else pad(reference)
+    x_basis, z, v = pad(x_basis), pad(z), v.contiguous()
+    reference = None if reference is None else reference.contiguous()
     frames, index = frames.contiguous(), index.contiguous()
     edges: list[Tensor] = []
     norms: list[Tensor] = []
@@ -188,8 +189,9 @@ def _pose(
     forward.pose_kernel[(programs,)](
         v, v if reference is None else reference, frames, index, linear.weight, linear.bias,
         norm.running_mean, out, sums, plan.points, plan.k,
-        CV=linear.in_features // 3, H=h, CVP=v.shape[-1], HP=hp, ROWS=launch.rows,
-        STATISTICS=plan.training, PRECISION=plan.precision, **launch.options(),
+        CV=linear.in_features // 3, H=h, CVP=width(linear.in_features // 3), HP=hp,
+        WIDTH=v.shape[-1], ROWS=launch.rows, STATISTICS=plan.training,
+        PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums))
     return out

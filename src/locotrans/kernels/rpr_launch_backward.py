@@ -1,6 +1,7 @@
 """Launches of the backward kernels of the relative-pose edge convolution; see `rpr`."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
@@ -9,15 +10,24 @@ from torch import Tensor
 from locotrans.kernels import rpr_backward as backward
 from locotrans.kernels import rpr_backward_max as backward_max
 from locotrans.kernels import rpr_launch as launches
-from locotrans.kernels.rpr_launch import SLOPE, Plan, Saved, pad
+from locotrans.kernels.rpr_launch import SLOPE, Plan, Saved, pad, width
 
 Points = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+class Sums(NamedTuple):
+    """Those of the gradient of a batch norm's output."""
+
+    totals: Tensor
+    """Of dz and of dz xhat, (2, c): the gradients of beta and gamma."""
+    terms: Tensor
+    """The rows p, q and t that give the gradient of its input, (3, c)."""
 
 
 def run_backward(
     plan: Plan, saved: Saved, parameters: Sequence[Tensor], grad: Tensor, vectors: bool
 ) -> tuple[Points, list[Tensor]]:
-    """Return the gradients of x_basis, z, v and v_reference, padded, and of the parameters."""
+    """Return the gradients of x_basis and z (padded), v and v_reference, and of the parameters."""
     weight, *rest = parameters
     stages = [rest[2 + 4 * i : 5 + 4 * i] for i in range(len(saved.edges))]
     dz, dx, sums, last = _max_backward(plan, saved, weight, pad(grad))
@@ -34,9 +44,9 @@ def run_backward(
 
 def _max_backward(
     plan: Plan, saved: Saved, weight: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+) -> tuple[Tensor, Tensor, Sums, list[Tensor]]:
     """Return the gradients of z, of the batch norm before, its sums, and of the parameters."""
-    x, norm, z, table = saved.edges[-1], saved.norms[-2], saved.z, saved.norms[-1]
+    x, norm, z = saved.edges[-1], saved.norms[-2], saved.z
     (d, c), dp, cp = weight.shape, z.shape[1], x.shape[1]
     sums = _point_sums(plan, saved, grad)
     chosen, dense, dz = _point_terms(plan, saved, grad, sums)
@@ -44,16 +54,16 @@ def _max_backward(
     gram_weight = base = None
     if plan.training:
         w1 = rounded.to(torch.float32)
-        coefficient = table[0, :d] * table[3, :d] * sums[1, :d] * plan.inverse  # w of the formulas
+        coefficient = sums.terms[1, :d]  # w of the formulas
         gram_weight = (-(w1.T * coefficient) @ w1).to(plan.store)
         base = pad(dense[:, :d] @ rounded)
     launch = plan.launch("max_backward")
     programs = triton.cdiv(plan.points, launch.rows)
     dx = torch.empty_like(x)
-    dx_sums = sums.new_empty(programs, 2, cp)
+    parts = norm.new_empty(programs, 2 * cp)
     columns = min(launch.columns, cp)
     backward_max.max_backward_kernel[(cp // columns, programs)](
-        x, norm, rounded, gram_weight, chosen, saved.arg, base, dx, dx_sums,
+        x, norm, rounded, gram_weight, chosen, saved.arg, base, dx, parts,
         plan.points, plan.k,
         C=c, D=d, CP=cp, DP=dp, ROWS=launch.rows, COLS=min(launch.columns, dp), WIDTH=columns,
         TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
@@ -62,7 +72,7 @@ def _max_backward(
     dw = out[:d, :c]
     if plan.training:
         dw = dw - coefficient[:, None] * (w1 @ out[dp : dp + c, :c])
-    return dz, dx, dx_sums.sum(0), [dw, sums[1, :d], sums[0, :d]]
+    return dz, dx, _finish(plan, parts, norm)[0], [dw, sums.totals[1, :d], sums.totals[0, :d]]
 
 
 def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor) -> Tensor:
@@ -74,41 +84,41 @@ def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor) -> Tens
     blocks, groups = height // columns, triton.cdiv(plan.points, launch.rows)
     tiles = triton.cdiv(groups, max(launches.BACKWARD_PROGRAMS // blocks, 1))
     programs = triton.cdiv(groups, tiles)
-    out = norm.new_empty(programs, height, cp)
+    parts = norm.new_empty(programs, height * cp)
     backward_max.max_weight_kernel[(blocks, programs)](
-        x, norm, chosen, dense, saved.arg, out, plan.points, plan.k, tiles,
+        x, norm, chosen, dense, saved.arg, parts, plan.points, plan.k, tiles,
         CP=cp, DP=dp, HEIGHT=height, ROWS=launch.rows, COLS=columns,
         TRAINING=plan.training, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
-    return out.sum(0)
+    return _finish(plan, parts)[1].view(height, cp)
 
 
-def _point_sums(plan: Plan, saved: Saved, grad: Tensor) -> Tensor:
-    """Return the gradients of beta and of gamma of the last batch norm, (2, d)."""
-    width, launch = grad.shape[1], plan.launch("points")
-    columns = min(launch.columns, width)
+def _point_sums(plan: Plan, saved: Saved, grad: Tensor) -> Sums:
+    """Return the sums of the last batch norm."""
+    dp, launch = grad.shape[1], plan.launch("points")
+    columns = min(launch.columns, dp)
     programs = triton.cdiv(plan.points, launch.rows)
-    sums = grad.new_empty(programs, 2, width, dtype=torch.float32)
-    backward_max.point_sums_kernel[(programs, width // columns)](
-        grad, saved.best, saved.norms[-1], sums, plan.points,
-        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
+    parts = grad.new_empty(programs, 2 * dp, dtype=torch.float32)
+    backward_max.point_sums_kernel[(programs, dp // columns)](
+        grad, saved.best, saved.norms[-1], parts, plan.points,
+        DP=dp, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
     )  # fmt: skip
-    return sums.sum(0)
+    return _finish(plan, parts, saved.norms[-1])[0]
 
 
 def _point_terms(
-    plan: Plan, saved: Saved, grad: Tensor, sums: Tensor
+    plan: Plan, saved: Saved, grad: Tensor, sums: Sums
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return `chosen` and `dense`, of which S is made, and the gradient of z."""
-    width, launch = grad.shape[1], plan.launch("points")
-    columns = min(launch.columns, width)
+    dp, launch = grad.shape[1], plan.launch("points")
+    columns = min(launch.columns, dp)
     chosen = torch.empty_like(grad, dtype=plan.store)
     dense = torch.empty_like(chosen)
     dz = torch.empty_like(grad, dtype=torch.float32)
-    backward_max.point_terms_kernel[(triton.cdiv(plan.points, launch.rows), width // columns)](
-        grad, saved.best, saved.total, saved.z, saved.norms[-1], sums, chosen, dense, dz,
-        plan.points, plan.k, plan.inverse,
-        DP=width, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
+    backward_max.point_terms_kernel[(triton.cdiv(plan.points, launch.rows), dp // columns)](
+        grad, saved.best, saved.total, saved.z, saved.norms[-1], sums.terms, chosen, dense,
+        dz, plan.points, plan.k,
+        DP=dp, ROWS=launch.rows, COLS=columns, SLOPE=SLOPE,
     )  # fmt: skip
     return chosen, dense, dz
 
@@ -121,8 +131,8 @@ def _linear_backward(
     factor: Tensor | None,
     dfactor: Tensor | None,
     dy: Tensor,
-    sums: Tensor,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
+    sums: Sums,
+) -> tuple[Tensor, Sums, list[Tensor]]:
     """Return the gradient of the batch norm before stage i, its sums, and of the parameters.
 
     Args:
@@ -142,47 +152,66 @@ def _linear_backward(
     columns = cip if factor is not None else min(launch.columns, cip)
     programs, tiles = plan.tiles(launch.rows, launches.BACKWARD_PROGRAMS // (cip // columns))
     dx = torch.empty_like(x)
-    dx_sums = sums.new_empty(programs, 2, cip)
-    dweight = sums.new_empty(programs, cop, cip)
-    dbias = sums.new_empty(programs, cop)
+    sizes = [2 * cip, cop * cip, cop]
+    parts = sums.terms.new_empty(programs, sum(sizes))
     backward.linear_backward_kernel[(cip // columns, programs)](
-        y, saved.norms[i], sums, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
-        dx, dx_sums, dweight, dbias, dfactor, plan.edges, tiles, plan.inverse,
+        y, sums.terms, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
+        dx, parts, dfactor, plan.edges, tiles,
         CI=ci, CO=co, CIP=cip, COP=cop, ROWS=launch.rows, COLS=columns,
-        MULTIPLY=factor is not None, PRECISION=plan.precision,
+        BLOCK=min(launch.columns, cop), MULTIPLY=factor is not None, PRECISION=plan.precision,
         **launch.options(),
     )  # fmt: skip
-    db = _dbias(plan, saved.norms[i], sums) if factor is None else dbias.sum(0)
-    gradients = [dweight.sum(0)[:co, :ci], db[:co], sums[1, :co], sums[0, :co]]
-    return dx, dx_sums.sum(0), gradients
+    new_sums, total = _finish(plan, parts, saved.norms[i - 1])
+    _, dweight, dbias = total.split(sizes)
+    db = _dbias(plan, sums) if factor is None else dbias
+    dbeta, dgamma = sums.totals[:, :co]
+    return dx, new_sums, [dweight.view(cop, cip)[:co, :ci], db[:co], dgamma, dbeta]
 
 
 def _pose_backward(
-    plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Tensor, vectors: bool
+    plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Sums, vectors: bool
 ) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
     """Return the gradients of the vectors, if they are wanted, and of the parameters."""
     v, h, launch = saved.v, weight.shape[0], plan.launch("pose_backward")
-    cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], v.shape[-1]
+    cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], width(weight.shape[1] // 3)
     programs = triton.cdiv(plan.points, launch.rows)
     dv = torch.zeros_like(v, dtype=torch.float32) if vectors else None
     dreference = dv
     if vectors and saved.reference is not None:
         dreference = torch.zeros_like(saved.reference, dtype=torch.float32)
     hb = max(hp, 64)
-    dweight = sums.new_empty(programs, 3, hb, cvp)
+    parts = sums.terms.new_empty(programs, 3 * hb * cvp)
     backward.pose_backward_kernel[(programs,)](
-        saved.edges[0], saved.norms[0], sums, dy, v, v if saved.reference is None else
-        saved.reference, saved.frames, saved.neighbors, weight, dv, dreference, dweight,
-        plan.points, plan.k, plan.inverse,
-        CV=cv, H=h, CVP=cvp, HP=hp, HB=hb, ROWS=launch.rows, VECTORS=vectors,
+        saved.edges[0], sums.terms, dy, v, v if saved.reference is None else saved.reference,
+        saved.frames, saved.neighbors, weight, dv, dreference, parts, plan.points, plan.k,
+        CV=cv, H=h, CVP=cvp, HP=hp, HB=hb, WIDTH=v.shape[-1], ROWS=launch.rows, VECTORS=vectors,
         PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
-    dw = dweight.sum(0)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
-    db = _dbias(plan, saved.norms[0], sums)
-    gradients = [dw, db[:h], sums[1, :h], sums[0, :h]]
+    dw = _finish(plan, parts)[1].view(3, hb, cvp)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
+    dbeta, dgamma = sums.totals[:, :h]
+    gradients = [dw, _dbias(plan, sums)[:h], dgamma, dbeta]
     return dv, None if saved.reference is None else dreference, gradients
 
 
-def _dbias(plan: Plan, table: Tensor, sums: Tensor) -> Tensor:
+def _finish(plan: Plan, parts: Tensor, norm: Tensor | None = None) -> tuple[Sums, Tensor]:
+    """Add the parts of all programs; with the table of a batch norm, its sums come first in them.
+
+    Returns:
+        sums: those of the batch norm; empty without one.
+        total: all that was added, (n).
+    """
+    programs, n = parts.shape
+    cp = 0 if norm is None else norm.shape[1]
+    total, terms = parts.new_empty(n), parts.new_empty(3, cp)
+    columns = min(launches.FINISH_COLUMNS, cp or launches.FINISH_COLUMNS)
+    backward.finish_kernel[(triton.cdiv(n - cp, columns),)](
+        parts, parts if norm is None else norm, total, terms, programs, plan.inverse,
+        TOTAL=n, CP=cp, ROWS=128, COLS=columns, num_warps=8,
+    )  # fmt: skip
+    return Sums(total[: 2 * cp].view(2, cp), terms), total
+
+
+def _dbias(plan: Plan, sums: Sums) -> Tensor:
     """Return the gradient of a bias just before a batch norm, which batch statistics cancel."""
-    return torch.zeros_like(sums[0]) if plan.training else table[0] * sums[0]
+    dbeta, scale = sums.totals[0], sums.terms[0]
+    return torch.zeros_like(dbeta) if plan.training else scale * dbeta

@@ -1,7 +1,8 @@
 """What the kernels of the relative-pose edge convolution share; the formulas are in `rpr`.
 
 - Widths are padded to powers of two (at least 16, for ``tl.dot``) with zeros that stay zero, so
-  that only rows need masks. A name ending in P is a padded width.
+  that only rows need masks. A name ending in P is a padded width. Vectors alone come in rows of
+  any WIDTH, with their channels first.
 - A batch norm is a table of four rows, (4, CP): scale, shift, mean, 1 / deviation. Then
   ``bn(x) = scale x + shift`` and ``xhat = (x - mean) rstd``.
 - Statistics are sums of ``x - center`` and of its square, with the running mean as ``center``,
@@ -81,6 +82,28 @@ def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
 
 @triton.jit
 @no_type_check
+def load_vectors(pointer, rows, c, WIDTH: tl.constexpr, inside):
+    """Load the three coordinates of some rows of an (n, 3, WIDTH) tensor, zero where outside."""
+    at = pointer + rows.to(tl.int64)[:, None] * (3 * WIDTH) + c[None, :]
+    mask = inside[:, None] & (c < WIDTH)[None, :]
+    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    z = tl.load(at + 2 * WIDTH, mask=mask, other=0.0).to(tl.float32)
+    return x, y, z
+
+
+@triton.jit
+@no_type_check
+def add_vectors(pointer, rows, c, WIDTH: tl.constexpr, wanted, x, y, z):
+    """Add the three coordinates of some rows, which may repeat, to an (n, 3, WIDTH) tensor."""
+    at = pointer + rows.to(tl.int64)[:, None] * (3 * WIDTH) + c[None, :]
+    tl.atomic_add(at, x, mask=wanted, sem="relaxed")
+    tl.atomic_add(at + WIDTH, y, mask=wanted, sem="relaxed")
+    tl.atomic_add(at + 2 * WIDTH, z, mask=wanted, sem="relaxed")
+
+
+@triton.jit
+@no_type_check
 def fold(x):
     """Add rows i and i + 8 of every 16: sums in half the registers.
 
@@ -108,7 +131,6 @@ def load_frame(pointer, r, inside, ROW: tl.constexpr, AXIS: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def store_matrix(pointer, program, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr, x):
-    """Store a block of the (ROWS, COLS) matrix of a program."""
-    pointer += program.to(tl.int64) * (ROWS * COLS)
+def store_matrix(pointer, rows, cols, COLS: tl.constexpr, x):
+    """Store a block of a matrix with COLS columns."""
     tl.store(pointer + rows[:, None] * COLS + cols[None, :], x)
