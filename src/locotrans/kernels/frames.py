@@ -25,11 +25,25 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locotrans.kernels.consistency import _load_pair, _through_unit, _unit
+from locotrans.kernels.consistency import EPS, _load_pair, _through_unit
 
 ROWS = 128  # points of a program
 WARPS = 4
 HALF = tl.constexpr(0.5**0.5)
+
+
+@triton.jit
+@no_type_check
+def _unit(x, y, z):
+    """Return a vector over its length (over EPS if that is more), 1 / length, and if it is not.
+
+    By division: a product would be fused with the sum that follows, and unit vectors that are
+    equal or opposite would not cancel. So rounding alone would choose the axes.
+    """
+    length = tl.sqrt_rn(x * x + y * y + z * z)
+    divisor = tl.maximum(length, EPS)
+    x, y, z = tl.div_rn(x, divisor), tl.div_rn(y, divisor), tl.div_rn(z, divisor)
+    return x, y, z, 1 / divisor, length >= EPS
 
 
 @triton.jit
