@@ -13,6 +13,7 @@ from locotrans.kernels import knn as kernel
 def wide_programs(device, monkeypatch):
     if device == "cpu":  # the interpreter takes one program, and one round, at a time
         monkeypatch.setattr(kernel, "ROWS", 16)
+        monkeypatch.setattr(kernel, "WARP_ROWS", 16)
         monkeypatch.setattr(kernel, "ROUNDS", 3)
 
 
@@ -34,6 +35,54 @@ def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch,
     assert same_sets(fused(x, k, True, device), knn(x, k))
     f = torch.randn(b, n, 37, generator=generator)
     assert same_sets(fused(f, k, False, device), knn_features(f, k))
+
+
+def places(kind, n, generator):
+    """Return n points: at random, each twice, on a grid, in clumps, or all in one place.
+
+    Coordinates are multiples of 1/64: sums of squares are exact, in any order.
+    """
+    x = torch.randn(2, n, 3, generator=generator)
+    if kind == "twice":
+        x[:, n // 2 : n // 2 * 2] = x[:, : n // 2]
+    if kind == "grid":
+        i = torch.arange(n)
+        x = torch.stack([i % 13, i // 13 % 13, i // 169], -1).expand(2, -1, -1) - 6.0
+    if kind == "clumps":  # the near ones share few groups of columns
+        x = x / 2 + 10 * torch.randn(16, 3, generator=generator)[torch.arange(n) % 16]
+    if kind == "one":
+        x = torch.ones(2, n, 3)
+    return (64 * x).round() / 64
+
+
+SIZES = [(20, 20), (33, 5)]
+COMPILED = [
+    (127, 127),
+    (130, 1),
+    (333, 5),
+    (512, 40),
+    (1000, 127),
+    (1024, 20),
+    (1025, 20),
+    (2047, 40),
+]
+COMPILED += [(2048, 1), (2048, 64)]  # minutes of the interpreter
+INTERPRETED = pytest.mark.skipif(not torch.cuda.is_available(), reason="slow when interpreted")
+
+
+@pytest.mark.parametrize("kind", ["random", "twice", "grid", "clumps", "one"])
+@pytest.mark.parametrize(
+    ("n", "k"), SIZES + [pytest.param(*size, marks=INTERPRETED) for size in COMPILED]
+)
+def test_sizes_and_kinds_of_places(n, k, kind, device, monkeypatch, generator):
+    monkeypatch.setattr(kernel, "ROUNDS", 24)
+    x = places(kind, n, generator)
+    f = (8 * x).round().repeat(1, 1, 4)  # whole numbers
+    for given, coordinates, plain in ((x, True, knn(x, k)), (f, False, knn_features(f, k))):
+        found = fused(given, k, coordinates, device)
+        assert same_sets(found, plain)
+        if n <= kernel.COLUMNS:
+            assert (found.diff() > 0).all()
 
 
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
