@@ -172,7 +172,8 @@ def _bisected(values, low, high, count, k, spare, ROUNDS: tl.constexpr):
         high = tl.where(enough, middle, high)
         count = tl.where(enough, below, count)
         rounds += 1
-    return high, count
+    # a compiler fails where a loop gives what nobody reads (Triton 3.6): low never exceeds high
+    return tl.where((low > high) | (count < 0), low, high), count
 
 
 @triton.jit
@@ -184,7 +185,7 @@ def _kth_smallest(values, low, high, count, k, ROUNDS: tl.constexpr):
         below = tl.sum((values < kth[:, None]).to(tl.int32), axis=1)
         kth = tl.where(below >= k, _largest(values, values < kth[:, None]), kth)
         count = tl.where(below >= k, below, k)
-    return kth
+    return tl.where(count < 0, low, kth)
 
 
 @triton.jit
@@ -334,6 +335,7 @@ def _select_kernel(
             odd += tl.where(is_odd, one, 0)
             bits ^= lowest
         tl.debug_barrier()
+        count += tl.sum((bits | (bits & even) | (bits & odd)).to(tl.int32), axis=1)  # 0
         slots = tl.arange(0, SLOTS)[None, :]
         there = good[:, None] & (slots < count[:, None])
         found = tl.load(scratch + slots, mask=there, other=n)
