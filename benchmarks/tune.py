@@ -120,8 +120,9 @@ class Setting(NamedTuple):
             before = getattr(module, name)
             if name.endswith("LAUNCHES"):
                 key, launch = value
-                undo.append(partial(before.__setitem__, key, before[key]))
-                before[key] = module.Launch(*launch)
+                for name_of in {key, f"{key} wide"} & set(before):
+                    undo.append(partial(before.__setitem__, name_of, before[name_of]))
+                    before[name_of] = module.Launch(*launch)
             else:
                 undo.append(partial(setattr, module, name, before))
                 setattr(module, name, value)

@@ -14,7 +14,7 @@ from locotrans.kernels.rpr_last import last_kernel
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
-FORWARD_PROGRAMS = 132 * 4  # of an H200, where a program walks through consecutive edges
+FORWARD_PROGRAMS = 132 * 8  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 FINISH_COLUMNS = 1024 if INTERPRETED else 32  # the interpreter takes programs one by one
@@ -39,22 +39,28 @@ class Launch(NamedTuple):
         return options if self.registers is None else options | {"maxnreg": self.registers}
 
 
-# For an H200: what fits the registers and the shared memory of a multiprocessor.
+# For an H200, as `benchmarks/tune.py` found; "wide" where the features have more than 64 channels.
 LAUNCHES = {
-    "pose": Launch(64, 64, 4, 1),
-    "linear": Launch(64, 64, 8, 3, 128),
-    "max": Launch(64, 64, 8, 3),
+    "pose": Launch(64, 64, 4, 2),
+    "pose wide": Launch(32, 64, 4, 2),
+    "linear": Launch(64, 64, 4, 2),
+    "max": Launch(64, 64, 4, 3),
+    "max wide": Launch(64, 32, 4, 3),
     "last": Launch(64, 128, 4, 2),
     "points": Launch(64, 64, 4, 1),
-    "max_backward": Launch(64, 64, 4, 1),
-    "max_weight": Launch(64, 128, 8, 2),
-    "linear_backward": Launch(64, 64, 8, 2),
-    "multiply_backward": Launch(64, 64, 8, 2),
-    "pose_backward": Launch(64, 64, 8, 2),
+    "max_backward": Launch(64, 64, 4, 2),
+    "max_backward wide": Launch(64, 64, 4, 1),
+    "max_weight": Launch(64, 64, 4, 3),
+    "linear_backward": Launch(64, 64, 4, 2),
+    "multiply_backward": Launch(64, 64, 4, 1),
+    "multiply_backward wide": Launch(32, 64, 4, 1),
+    "pose_backward": Launch(64, 64, 4, 2),
+    "pose_backward wide": Launch(64, 64, 8, 1),
 }
 FLOAT32_LAUNCHES = {
-    "pose": Launch(64, 64, 4, 1),
-    "linear": Launch(64, 64, 8, 2, 128),
+    "pose": Launch(64, 64, 4, 2),
+    "pose wide": Launch(32, 64, 4, 2),
+    "linear": Launch(64, 64, 4, 2),
     "max": Launch(64, 64, 8, 3),
     "last": Launch(64, 128, 4, 2),
     "points": Launch(64, 64, 4, 1),
@@ -109,7 +115,9 @@ class Plan(NamedTuple):
 
     def launch(self, kernel: str) -> Launch:
         """Return the sizes of a kernel."""
-        launch = (LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES)[kernel]
+        table = LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES
+        wide = self.layers.kernel2.out_features > 64
+        launch = table.get(f"{kernel} wide", table[kernel]) if wide else table[kernel]
         # products without tensor cores need the registers of more threads
         return launch._replace(num_warps=8) if self.precision == "ieee" else launch
 
