@@ -158,12 +158,15 @@ def test_one_point(device, generator):
 
 
 @pytest.mark.parametrize("refine", [True, False])
-@pytest.mark.parametrize("c", [8, 128])
-def test_evaluation_without_gradients(c, refine, device, generator):
+@pytest.mark.parametrize(("c", "precision"), [(8, "ieee"), (128, "ieee"), (128, "tf32")])
+def test_evaluation_without_gradients(c, precision, refine, device, generator):
     conv, *inputs = make(2, 35, 3, 4, c, 24, refine, generator)
     conv, inputs = conv.to(device).eval(), [t.to(device) for t in inputs]
     with torch.inference_mode():
-        assert_near(fused(conv, *inputs), plain(conv, *inputs), 1e-4)
+        out = fused(conv, *inputs, precision=precision)
+        # the interpreter knows no TF32
+        tolerance = 1e-2 if precision == "tf32" and device == "cuda" else 1e-4
+        assert_near(out, plain(conv, *inputs), tolerance)
 
 
 def test_some_of_the_points_at_a_time(device, small_blocks, generator):
@@ -272,6 +275,18 @@ def test_layers_of_the_network_on_the_gpu(layer, precision, generator):
     else:
         options = {"precision": precision, "tolerances": (1e-4, 1e-2)}
     assert_same(case, "cuda", generator, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_evaluation_of_the_layers_on_the_gpu(layer, refine, precision, generator):
+    conv, *inputs = make(2, 301, 20, *layer, refine, generator)
+    conv, inputs = conv.cuda().eval(), [t.cuda() for t in inputs]
+    with torch.inference_mode():
+        out = fused(conv, *inputs, precision=precision)
+        assert_near(out, plain(conv, *inputs), 1e-2 if precision == "tf32" else 1e-4)
 
 
 @pytest.mark.gpu

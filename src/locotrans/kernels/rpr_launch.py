@@ -113,11 +113,24 @@ class Plan(NamedTuple):
         """Return 1 / edges, which turns sums into means; 0 in evaluation, which has none."""
         return 1 / self.edges if self.training else 0.0
 
+    @property
+    def wide(self) -> bool:
+        """Say whether the features have more than 64 channels."""
+        return self.layers.kernel2.out_features > 64
+
+    @property
+    def joins(self) -> bool:
+        """Say whether one kernel takes the last two products.
+
+        In evaluation; but exact products of wide features do not fit its shared memory.
+        """
+        exact = self.precision in ("ieee", "tf32x3")
+        return not (self.training or self.save or (self.wide and exact))
+
     def launch(self, kernel: str) -> Launch:
         """Return the sizes of a kernel."""
         table = LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES
-        wide = self.layers.kernel2.out_features > 64
-        launch = table.get(f"{kernel} wide", table[kernel]) if wide else table[kernel]
+        launch = table.get(f"{kernel} wide", table[kernel]) if self.wide else table[kernel]
         # products without tensor cores need the registers of more threads
         return launch._replace(num_warps=8) if self.precision == "ieee" else launch
 
@@ -164,7 +177,7 @@ def run_forward(
     norms: list[Tensor] = []
     x = _pose(plan, v, reference, frames, index, norms)
     stages = plan.layers.stages()[1:]
-    if not (plan.training or plan.save):
+    if plan.joins:
         for linear, norm in stages[:-1]:
             x = _linear(plan, linear, norm, x, x_basis, index, norms)
         return _last(plan, *stages[-1], weight, x, x_basis, z, index, norms), None
