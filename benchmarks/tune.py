@@ -153,8 +153,8 @@ def settings() -> Iterator[Setting]:
     for rows, channels, warps in itertools.product((8, 16, 32), (32, 64), (4, 8)):
         values = (("POINT_ROWS", rows), ("CHANNELS", channels), ("WARPS", warps))
         yield Setting("_point_", ("vn_norm_act 341", "vn_norm_act 170"), "vn", values)
-    for groups, slots in itertools.product((128, 256), (64, 128)):
-        values = (("GROUPS", groups), ("SLOTS", slots))
+    for groups in (128, 256):
+        values = (("GROUPS", groups),)
         yield Setting("_select_", ("knn of coordinates", "knn of 64 features"), "knn", values)
 
 

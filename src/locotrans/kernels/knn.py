@@ -7,13 +7,11 @@ of the parts, on tensor cores, are a product of float32 accuracy; with the parts
 those of squared lengths behind them, torch's product of two matrices is one of distances. They are
 written to memory, some rows at a time; those of coordinates are made where they are needed.
 
-In the selection one warp owns two rows: what one waits for, the other hides. The columns are cut
-into groups. A bound that holds k of the minima of groups holds k distances, and not many more; it
-is found by bisection. The few columns below it, the candidates, become bits of words, are counted
-and written side by side, in order, and their k-th smallest distance is found by bisection. Where
-they are too many, the bound is bisected among all columns; where that does not help (equal points),
-the whole row is searched. Neighbours come in the order of their indices. Clouds of more points than
-a warp can hold are taken block by block, with a list of the nearest so far.
+In the selection one warp owns a row, in registers. The columns are cut into groups. A bound that
+holds k of the minima of groups holds k distances, and not many more; it is found by bisection, and
+then, between the smallest distance and it, the k-th smallest, by counting all distances. Neighbours
+come in the order of their indices. Clouds of more points than a warp can hold are taken block by
+block, with a list of the nearest so far.
 
 Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), the factors
 written and read (0.02 ms), 26 GFLOP of products in bfloat16 (0.03 ms), the distances written and
@@ -32,10 +30,8 @@ from locotrans.kernels import float32_products
 from locotrans.kernels.rpr_launch import INTERPRETED
 
 COLUMNS = 2048  # distances that a warp holds
-GROUPS = 128  # of columns, at least
-SLOTS = 64  # candidates, at least
+GROUPS = 128  # of columns, at most
 ROUNDS = 24  # of a bisection, at most
-WARP_ROWS = 2  # of 1,024 columns that a warp owns
 ROWS = 2  # that a warp owns in clouds that do not fit
 PART_ROWS = 8  # of a program that splits features
 # whether torch multiplies bfloat16 into float32
@@ -136,6 +132,12 @@ def _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES:
 
 
 @triton.jit
+def _total(x):
+    """The sum over a tile of numbers or truth values, as an integer."""
+    return tl.sum(tl.sum(x.to(tl.int32), axis=0), axis=0)
+
+
+@triton.jit
 def _ordered(x):
     """Integers in the order of numbers, or back: a warp reduces integers in one instruction."""
     bits = x.to(tl.int32, bitcast=True)
@@ -143,134 +145,29 @@ def _ordered(x):
 
 
 @triton.jit
-def _least(values):
-    """The smallest value of every row."""
-    least = tl.min(_ordered(values), axis=1).to(tl.float32, bitcast=True)
-    return _ordered(least).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _largest(values, chosen):
-    """The largest of the chosen values of every row; -inf where there is none."""
-    largest = tl.max(_ordered(tl.where(chosen, values, float("-inf"))), axis=1)
-    return _ordered(largest.to(tl.float32, bitcast=True)).to(tl.float32, bitcast=True)
+    """The largest of the chosen values; -inf where there is none."""
+    largest = tl.max(tl.where(chosen, values, float("-inf")), axis=0)
+    largest = tl.max(_ordered(largest), axis=0).to(tl.float32, bitcast=True)
+    return _ordered(largest).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bisected(values, low, high, count, k, spare, ROUNDS: tl.constexpr):
-    """A bound that k of the values of a row do not exceed, k + spare at most, and their number.
+    """A bound that k values do not exceed, and k + spare at most; and their number.
 
-    ``count`` values, k at least, do not exceed ``high``. Where the rounds do not suffice, or where
-    values are equal, there are more.
+    ``count`` values, k at least, do not exceed ``high``, fewer than k are below ``low``. Where the
+    rounds do not suffice, or where values are equal, there are more.
     """
     rounds = 0
-    while (tl.max(count, axis=0) > k + spare) & (rounds < ROUNDS):
+    while (count > k + spare) & (rounds < ROUNDS):
         middle = 0.5 * low + 0.5 * high
-        below = tl.sum((values <= middle[:, None]).to(tl.int32), axis=1)
-        enough = below >= k
-        low = tl.where(enough, low, middle)
-        high = tl.where(enough, middle, high)
-        count = tl.where(enough, below, count)
+        below = _total(values <= middle)
+        low = tl.where(below >= k, low, middle)
+        high = tl.where(below >= k, middle, high)
+        count = tl.where(below >= k, below, count)
         rounds += 1
-    # a compiler fails where a loop gives what nobody reads (Triton 3.6): low never exceeds high
-    return tl.where((low > high) | (count < 0), low, high), count
-
-
-@triton.jit
-def _kth_smallest(values, low, high, count, k, ROUNDS: tl.constexpr):
-    """The k-th smallest value: by bisection, and from there down to the next where need be."""
-    high, count = _bisected(values, low, high, count, k, 0, ROUNDS)
-    kth = _largest(values, values <= high[:, None])
-    while tl.max(count, axis=0) > k:
-        below = tl.sum((values < kth[:, None]).to(tl.int32), axis=1)
-        kth = tl.where(below >= k, _largest(values, values < kth[:, None]), kth)
-        count = tl.where(below >= k, below, k)
-    return tl.where(count < 0, low, kth)
-
-
-@triton.jit
-def _write(out, values, columns, n, low, high, places):
-    """Write the columns below the tied ones, and so many of these as there are places, in order."""
-    nearer = (columns < n) & (values < low)
-    tied = (columns < n) & (values >= low) & (values <= high)
-    chosen = nearer | (tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= places))
-    tl.store(out + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, columns, mask=chosen)
-    return tl.sum(chosen.to(tl.int32), axis=0), tl.sum(tied.to(tl.int32), axis=0)
-
-
-@triton.jit
-def _select_slowly(
-    out, source_ptr, cloud, row, rows, first_row, absolute, relative, n, k,
-    COORDINATES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Select from a whole row, block by block: where many are equal, or are no numbers (the last).
-
-    The k-th smallest is found by going from one distance to the next larger.
-    """
-    kth, count = float("-inf"), 0
-    while (count < k) & (kth < float("inf")):
-        least = tl.full((BLOCK,), float("inf"), tl.float32)
-        times = tl.zeros((BLOCK,), tl.int32)
-        for start in range(0, n, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
-            d = tl.where(d > kth, d, float("inf"))
-            times = tl.where(d < least, 1, times + (d == least).to(tl.int32))
-            least = tl.minimum(least, d)
-        kth = tl.min(least, axis=0)
-        count += tl.sum(tl.where(least == kth, times, 0), axis=0)
-    if COORDINATES:
-        kth = tl.sqrt_rn(kth)
-    slack = absolute + relative * kth
-    slack = tl.where(slack < float("inf"), slack, 0.0)
-    places = k
-    for start in range(0, n, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
-        if COORDINATES:
-            d = tl.sqrt_rn(d)
-        places -= tl.sum(((columns < n) & (d < kth - slack)).to(tl.int32), axis=0)
-    for start in range(0, n, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
-        if COORDINATES:
-            d = tl.sqrt_rn(d)
-        d = tl.where(d == d, d, float("inf"))
-        chosen, tied = _write(out, d, columns, n, kth - slack, kth + slack, places)
-        out += chosen
-        places -= tied
-
-
-@triton.jit
-def _candidates(d, bound, bit):
-    """The columns of every row that do not exceed its bound, as bits of words; their places.
-
-    A word has four columns of each of eight blocks. Where its candidates begin in the order of
-    columns are eight bytes, those of even blocks apart from those of odd ones; they hold where
-    there are fewer than 256 in all.
-    """
-    bits = tl.where(d <= bound[:, None, None, None], bit, 0)
-    bits = tl.sum(tl.sum(bits, axis=1), axis=2).to(tl.uint32)
-    pairs = bits - ((bits >> 1) & 0x55555555)
-    fours = (pairs & 0x33333333) + ((pairs >> 2) & 0x33333333)
-    even, odd = fours & 0x0F0F0F0F, (fours >> 4) & 0x0F0F0F0F
-    count = tl.sum((((even + odd) * 0x01010101) >> 24).to(tl.int32), axis=1)
-    all_even, all_odd = tl.sum(even, axis=1), tl.sum(odd, axis=1)
-    before = (all_even + all_odd) * 0x01010100  # in the pairs of blocks before
-    even = before[:, None] + tl.cumsum(even, axis=1) - even
-    odd = (before + all_even)[:, None] + tl.cumsum(odd, axis=1) - odd
-    return bits, even, odd, count
-
-
-@triton.jit
-def _with_slack(bound, absolute, relative, COORDINATES: tl.constexpr):
-    """What a squared distance may be that is tied with the bound, or a little more."""
-    if COORDINATES:
-        bound = tl.sqrt_rn(bound) + absolute
-        bound *= bound * (1 + 1e-6)
-    else:
-        bound += absolute + relative * bound
-    return tl.where(bound > 3e38, 3e38, bound)  # infinite distances stay out
+    return low, high, count
 
 
 @triton.jit
@@ -278,90 +175,56 @@ def _select_kernel(
     source_ptr,  # coordinates (b, 3, n), or distances of features (b, rows, n)
     slack_ptr,  # (b, n) what counts as rounding of a distance,
     relative,  # and, times the distance, in addition
-    scratch_ptr,  # (b, rows, SLOTS)
     out_ptr,  # (b, n, k)
     first_row,
     rows,
     n,
     k,
     COORDINATES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     GROUPS: tl.constexpr,
-    SLOTS: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
     cloud = tl.program_id(1).to(tl.int64)
-    row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1)
-    absolute = tl.load(slack_ptr + cloud * n + first_row + row)
-    out = out_ptr + (cloud * n + first_row + row) * k
-    BLOCKS: tl.constexpr = COLUMNS // GROUPS
-    WORDS: tl.constexpr = GROUPS // 4
-    block = tl.arange(0, BLOCKS)[None, :, None, None]
-    word = tl.arange(0, WORDS)[None, None, :, None]
-    part = tl.arange(0, 4)[None, None, None, :]
-    columns = block * GROUPS + word * 4 + part
-    one_row = row[:, None, None, None]
-    d = _distances(source_ptr, cloud, one_row, rows, first_row, columns, n, COORDINATES)
-    minima = tl.reshape(tl.min(d, axis=1), (ROWS, GROUPS))
-    low = _least(minima)
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCKS)[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :]
+    d = _distances(source_ptr, cloud, row, rows, first_row, columns, n, COORDINATES)
+    if COORDINATES:
+        d = tl.sqrt_rn(d)
+    d = tl.where(d < 3e38, d, float("inf"))  # what is no number comes last
+    # the k-th smallest minimum of a group is a bound of the k-th smallest distance
+    minima = tl.min(d, axis=0)[None, :]
+    low = -_largest(-minima, minima == minima)
     high = _largest(minima, minima < float("inf"))
-    count = tl.sum((minima <= high[:, None]).to(tl.int32), axis=1)
-    few = count < k
-    high, _ = _bisected(minima, low, high, count, k, k // 2, ROUNDS)
-    high = tl.where(few, 3e38, high)
-    bound = _with_slack(high, absolute, relative, COORDINATES)
-    bit = 1 << (block * 4 + part)
-    bits, even, odd, count = _candidates(d, bound, bit)
-    if tl.max(count, axis=0) >= SLOTS:  # near columns share groups: all columns are looked at
-        whole = tl.reshape(d, (ROWS, COLUMNS))
-        high, _ = _bisected(whole, low, high, count, k, k // 2, ROUNDS)
-        bound = _with_slack(high, absolute, relative, COORDINATES)
-        bits, even, odd, count = _candidates(d, bound, bit)
-    good = (count >= k) & (count < SLOTS)
-    if tl.max(good.to(tl.int32), axis=0) > 0:
-        scratch = scratch_ptr + ((cloud * rows + row) * SLOTS)[:, None]
-        words = tl.arange(0, WORDS)[None, :] * 4
-        bits = tl.where(good[:, None], bits, 0)
-        while tl.max(tl.max((bits != 0).to(tl.int32), axis=1), axis=0) > 0:
-            lowest = bits & (~bits + 1)
-            bit_of = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-            is_odd, byte = (bit_of & 4) != 0, (bit_of & 24).to(tl.uint32)
-            place = (tl.where(is_odd, odd, even) >> byte) & 255
-            column = (bit_of >> 2) * GROUPS + words + (bit_of & 3)
-            tl.store(scratch + place, column, mask=bits != 0)
-            one = tl.full((ROWS, WORDS), 1, tl.uint32) << byte
-            even += tl.where(is_odd, 0, one)
-            odd += tl.where(is_odd, one, 0)
-            bits ^= lowest
-        tl.debug_barrier()
-        count += tl.sum((bits | (bits & even) | (bits & odd)).to(tl.int32), axis=1)  # 0
-        slots = tl.arange(0, SLOTS)[None, :]
-        there = good[:, None] & (slots < count[:, None])
-        found = tl.load(scratch + slots, mask=there, other=n)
-        near = _distances(source_ptr, cloud, row[:, None], rows, first_row, found, n, COORDINATES)
-        if COORDINATES:
-            near, low, bound = tl.sqrt_rn(near), tl.sqrt_rn(low), tl.sqrt_rn(bound)
-        kth = _kth_smallest(near, low, bound, tl.where(good, count, k), k, ROUNDS)
-        slack = absolute + relative * kth
-        # those below the tied ones, and so many of these as there are places, in order
-        nearer = near < (kth - slack)[:, None]
-        tied = there & (near <= (kth + slack)[:, None]) & ~nearer
-        both = tl.cumsum(nearer.to(tl.int32) + tied.to(tl.int32) * 65536, axis=1)
-        places = (k - tl.sum(nearer.to(tl.int32), axis=1))[:, None]
-        chosen = there & (nearer | (tied & ((both >> 16) <= places)))
-        place = (both & 65535) + tl.minimum(both >> 16, places) - 1
-        tl.store(out[:, None] + place, found, mask=chosen)
-    if tl.min(good.to(tl.int32), axis=0) == 0:
-        for i in range(ROWS):
-            bad = (tl.arange(0, ROWS) == i) & ~good
-            if tl.max(bad.to(tl.int32), axis=0) > 0:
-                one = tl.minimum(tl.program_id(0) * ROWS + i, rows - 1)
-                point = cloud * n + first_row + one
-                _select_slowly(
-                    out_ptr + point * k, source_ptr, cloud, one, rows, first_row,
-                    tl.load(slack_ptr + point), relative, n, k, COORDINATES, GROUPS,
-                )  # fmt: skip
+    count = _total(minima <= high)
+    _, bound, found = _bisected(minima, low, high, count, k, k // 2, ROUNDS)
+    if found < k:
+        bound = _largest(d, d < float("inf"))
+    count = _total(d <= bound)
+    low, bound, count = _bisected(d, low, bound, count, k, 0, ROUNDS)
+    kth = _largest(d, d <= bound)
+    while count > k:  # equal distances, or nearly so: go down from one to the next
+        below = _total(d < kth)
+        if below >= k:
+            kth = _largest(d, d < kth)
+            count = below
+        else:
+            count = k
+    if count < k:
+        kth = float("inf")
+    absolute = tl.load(slack_ptr + cloud * n + first_row + row)
+    slack = absolute + relative * kth
+    slack = tl.where(slack < float("inf"), slack, 0.0)
+    # those below the tied ones, and so many of these as there are places, in order
+    nearer = d < kth - slack
+    tied = (columns < n) & (d <= kth + slack) & (d >= kth - slack)
+    counts = nearer.to(tl.int32) + tied.to(tl.int32) * 65536
+    both = tl.reshape(tl.cumsum(tl.reshape(counts, (BLOCKS * GROUPS,)), axis=0), (BLOCKS, GROUPS))
+    places = k - _total(nearer)
+    chosen = nearer | (tied & ((both >> 16) <= places))
+    place = (both & 65535) + tl.minimum(both >> 16, places) - 1
+    out = out_ptr + (cloud * n + first_row + row) * k
+    tl.store(out + place, columns, mask=chosen)
 
 
 @triton.jit
@@ -502,15 +365,11 @@ def _select(
     """Write the neighbours of some rows; the arguments are those of the kernels."""
     b, n, k = out.shape
     if n <= COLUMNS:
-        width = triton.next_power_of_2(n)
-        groups = max(GROUPS, width // 8, triton.next_power_of_2(4 * k))
-        slots = max(SLOTS, min(256, triton.next_power_of_2(2 * k)))
-        scratch = torch.empty(b, rows, slots, dtype=torch.int32, device=out.device)
-        owned = max(1, min(WARP_ROWS, 1024 * WARP_ROWS // width))  # as registers allow
-        _select_kernel[(triton.cdiv(rows, owned), b)](
-            source, slack, relative, scratch, out, first, rows, n, k,
-            COORDINATES=coordinates, ROWS=owned, COLUMNS=max(groups, width), GROUPS=groups,
-            SLOTS=slots, ROUNDS=ROUNDS, num_warps=1,
+        groups = min(GROUPS, triton.next_power_of_2(n))
+        _select_kernel[(rows, b)](
+            source, slack, relative, out, first, rows, n, k,
+            COORDINATES=coordinates, BLOCKS=triton.next_power_of_2(triton.cdiv(n, groups)),
+            GROUPS=groups, ROUNDS=ROUNDS, num_warps=1,
         )  # fmt: skip
     else:
         candidates = min(k + SPARE, n)
