@@ -19,17 +19,20 @@ HEAVY = (
 )
 
 
-def modules_after(statement):
-    code = f"import sys\n{statement}\nprint(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return set(run.stdout.split())
+CODE = """
+import sys
+import torch
+print(*sys.modules)
+import locotrans, locotrans.convert, locotrans.losses, locotrans.testing
+print(*sys.modules)
+"""
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    baseline = modules_after("import torch")
-    ours = modules_after("import locotrans, locotrans.convert, locotrans.losses, locotrans.testing")
+    run = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    baseline, ours = (set(line.split()) for line in run.stdout.splitlines())
     assert "locotrans.models.locotrans" in ours
     added = {name.partition(".")[0] for name in ours - baseline}
     assert added.isdisjoint(HEAVY)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from interpreted import LONG
 from locotrans.nn.edge import PointLayer, max_mean_pool
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -28,10 +29,15 @@ def close(actual, expected, tolerance):
     assert (actual.cpu().double() - expected).abs().max() <= tolerance * scale
 
 
+BLOCKS, SMALL, ONE = (2, 70, 67), (3, 5, 8), (1, 2, 1)
+CASES = [(BLOCKS, "both"), (SMALL, "both"), (SMALL, "pooled"), (SMALL, "embedding"), (ONE, "both")]
+CASES += [pytest.param(BLOCKS, uses, marks=LONG) for uses in ("pooled", "embedding")]
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("b", "n", "c"), [(2, 70, 67), (3, 5, 8), (1, 2, 1)])
-@pytest.mark.parametrize("uses", ["both", "pooled", "embedding"])
-def test_values_and_gradients(b, n, c, training, uses, device, generator):
+@pytest.mark.parametrize(("size", "uses"), CASES)
+def test_values_and_gradients(size, training, uses, device, generator):
+    b, n, c = size
     layer = prepared(c, generator).train(training)
     plain, fused = copy.deepcopy(layer).double(), layer.to(device)
     y = 3 + torch.randn(b, n, c, generator=generator)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from interpreted import LONG
 from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -151,15 +152,17 @@ def test_programs_share_the_tiles(device, generator, monkeypatch):
     compare(used(VNLayer(2, 5)), fused_layer, v, device=device)
 
 
-@TRAINING
-@pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (9, 3, 70), (2, 1, 1)])
+BLOCKS = [(9, 3, 70, True), pytest.param(9, 3, 70, False, marks=LONG)]
+LAYERS = [(19, 5, 21, True), (19, 5, 21, False), *BLOCKS]
+
+
+@pytest.mark.parametrize(("n", "c", "d", "training"), [*LAYERS, (2, 1, 1, True), (2, 1, 1, False)])
 def test_layer(n, c, d, training, device, generator):
     v = torch.randn(1, n, 3, c, generator=generator)
     compare(used(VNLayer(c, d), training), fused_layer, v, device=device)
 
 
-@TRAINING
-@pytest.mark.parametrize(("n", "c", "d"), [(19, 5, 21), (9, 3, 70)])
+@pytest.mark.parametrize(("n", "c", "d", "training"), LAYERS)
 def test_layer_with_a_shared_direction(n, c, d, training, device, generator):
     v = torch.randn(n, 3, c, generator=generator)
     layer = used(VNLayer(c, d, shared_direction=True), training)
@@ -176,8 +179,8 @@ def test_layer_in_float64(shared, device, generator):
 @TRAINING
 @pytest.mark.parametrize("shared", [False, True])
 def test_vectors_of_the_cloud_are_added(shared, training, device, generator):
-    v = torch.randn(3, 19, 3, 2, generator=generator)
-    mean = torch.randn(3, 1, 3, 2, generator=generator)
+    v = torch.randn(2, 19, 3, 2, generator=generator)
+    mean = torch.randn(2, 1, 3, 2, generator=generator)
     layer = used(VNLayer(4, 5, shared_direction=shared), training)
     compare(layer, fused_layer, v, mean, device=device)
 
