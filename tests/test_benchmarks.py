@@ -156,6 +156,7 @@ def test_every_kernel_has_a_floor():
             assert 1e-6 < p.seconds() < 0.01, case.name
 
 
+@pytest.mark.slow  # the kernels have tests of their own
 def test_kernels_against_their_specification(monkeypatch):
     """By Triton's interpreter, at widths that no network has."""
     monkeypatch.setattr(kernel_timing, "measure", lambda *_: timing.Timing(1.0, 1.0, 1.0))

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from interpreted import LONG
 
 from locotrans import create_model
 from locotrans.losses import classification_losses
@@ -38,13 +39,8 @@ def switch(monkeypatch, on):
         )
 
 
-QUICK = {
-    ("full", True),
-}  # the rest is slow when interpreted
 CASES = [
-    pytest.param(name, training, marks=[] if (name, training) in QUICK else [pytest.mark.slow])
-    for name in NETWORKS
-    for training in (True, False)
+    pytest.param(name, training, marks=LONG) for name in NETWORKS for training in (True, False)
 ]
 
 
