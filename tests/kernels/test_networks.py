@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from interpreted import LONG
 
+from interpreted import LONG
 from locotrans import create_model
 from locotrans.losses import classification_losses
 
