@@ -1,5 +1,7 @@
 """`check` says what lies in a folder."""
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -75,6 +77,25 @@ def test_the_sizes_are_those_of_the_files(own):
     assert "fewer than" not in text
     (own / "hat" / "large.xyz").write_text("0 1 2\n3 4 5\n" * 5000)
     assert "to 8,192 or more points" in "\n".join(check(own).lines())
+
+
+def test_official_files_are_counted_as_they_are(exported):
+    exported("modelnet40:hdf5", points=100)
+    text = "\n".join(check(exported("shapenetpart:normal", points=100)).lines())
+    assert "modelnet40:hdf5" in text
+    assert "train: 40 shapes of 100 points" in text
+    assert re.search(r"val: \d+ shapes, ", text)  # the text files are sampled
+
+
+def test_what_belongs_to_no_class_is_told(own):
+    for name in "abcd":
+        np.save(own / f"{name}.npy", np.eye(3))
+    (own / "readme.txt").write_text("hats and ties")
+    text = "\n".join(check(own).lines())
+    assert "4 files beside the class folders belong to no class: a.npy, b.npy, c.npy, ..." in text
+    (own / "sock").mkdir()
+    (own / "shoe").mkdir()
+    assert f"class folders {own}/shoe, {own}/sock hold no files" in check(own).problems[0]
 
 
 def test_every_bad_file_is_named_and_the_good_are_counted(own):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from locotrans.data.clouds import CloudSet
+from locotrans.data.hdf5 import FewerPointsError
 from locotrans.data.listing import is_table
 from locotrans.data.modelnet import LAYOUTS as MODELNET
 from locotrans.data.own import KEEP, file_sizes
@@ -19,7 +20,7 @@ from locotrans.data.shapenetpart import LAYOUTS as SHAPENETPART
 
 GENERIC = ("train*.h5", "test*.h5")
 RAW_ROOMS = "Area_*/*/Annotations"
-POINTS = (4096, 2048, 1024, 512, 256, 64, 16, 1)
+SAMPLED = 1024  # points to load where clouds are sampled from files of any size
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class SplitReport:
 
     split: str
     shapes: int
-    points: int
+    points: int | None
+    """Of every shape; None where clouds are sampled from files of any size."""
     classes: dict[str, int]
     parts: dict[str, int]
     """Points on each part, or of each class of a scene."""
@@ -37,12 +39,14 @@ class SplitReport:
     """The least, the median and the greatest number of points of one's own files."""
 
     def size(self) -> str:
-        """Say how many points a shape has."""
-        least, median, most = self.sizes or (self.points,) * 3
-        more = " or more" if self.sizes and most == KEEP else ""
+        """Say how many points a shape has, where that is known."""
+        if self.sizes is None:
+            return "" if self.points is None else f" of {self.points:,} points"
+        least, median, most = self.sizes
+        more = " or more" if most == KEEP else ""
         if least == most:
-            return f"{least:,}{more} points"
-        return f"{least:,} to {most:,}{more} points (median {median:,})"
+            return f" of {least:,}{more} points"
+        return f" of {least:,} to {most:,}{more} points (median {median:,})"
 
 
 @dataclass
@@ -54,6 +58,7 @@ class SetReport:
     up: str = ""
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -79,7 +84,7 @@ class Report:
             for part in found.splits:
                 occurring = sum(count > 0 for count in part.classes.values())
                 text.append(
-                    f"  {part.split}: {part.shapes:,} shapes of {part.size()}, "
+                    f"  {part.split}: {part.shapes:,} shapes{part.size()}, "
                     f"{occurring} of {len(part.classes)} classes"
                 )
                 if classes:
@@ -89,6 +94,7 @@ class Report:
                         counts = (f"{name} {count:,}" for name, count in part.parts.items())
                         text.append("    points on parts: " + ", ".join(counts))
                 text += [f"    note: {note}" for note in part.notes]
+            text += [f"  note: {note}" for note in found.notes]
             text += [f"  problem: {problem}" for problem in found.problems]
         return text or [_nothing(self.root)]
 
@@ -156,6 +162,8 @@ def _check_set(name: str, folder: Path) -> SetReport:
         remedy = f"`locotrans data prepare-s3dis {folder} OUT` makes the arrays that are read"
         report.problems.append(f"these are raw annotations: {remedy}")
         return report
+    if name == "folder":
+        report.notes += _loose(folder)
     splits = ["train", "test"]
     if name.startswith("shapenetpart"):
         splits = ["train", "val", "test"]
@@ -172,15 +180,18 @@ def _check_set(name: str, folder: Path) -> SetReport:
 
 
 def _check_split(report: SetReport, split: str) -> None:
-    """Load a split with as many points as its files have, up to 4,096."""
-    for points in POINTS:
+    """Load a split with as many points as its files have, or sample them."""
+
+    def load(points: int) -> CloudSet:
+        return load_dataset(report.name, split, root=report.folder, points=points)
+
+    if report.name.endswith("hdf5") or report.name.startswith("scanobjectnn"):
         try:
-            clouds = load_dataset(report.name, split, root=report.folder, points=points)
-            break
-        except ValueError as error:
-            if "ask for fewer" not in str(error) or points == POINTS[-1]:
-                raise
-    _count(report, clouds)
+            _count(report, load(2**31))  # more than any file has
+        except FewerPointsError as error:
+            _count(report, load(error.available))
+    else:
+        _count(report, load(SAMPLED), sampled=True)
 
 
 def _check_own(report: SetReport, split: str) -> None:
@@ -200,10 +211,16 @@ def _check_own(report: SetReport, split: str) -> None:
     _count(report, clouds, (min(sizes), middle, max(sizes)))
 
 
-def _count(report: SetReport, clouds: CloudSet, sizes: tuple[int, int, int] | None = None) -> None:
+def _count(
+    report: SetReport,
+    clouds: CloudSet,
+    sizes: tuple[int, int, int] | None = None,
+    *,
+    sampled: bool = False,
+) -> None:
     report.up = clouds.up
-    count, parts = clouds.points.shape[1], {}
-    if clouds.parts is not None:
+    count, parts = None if sampled else clouds.points.shape[1], {}
+    if clouds.parts is not None and not sampled:
         known = clouds.parts[clouds.parts >= 0]
         numbers = known.bincount(minlength=len(clouds.part_names))
         parts = dict(zip(clouds.part_names, numbers.tolist(), strict=True))
@@ -212,3 +229,15 @@ def _count(report: SetReport, clouds: CloudSet, sizes: tuple[int, int, int] | No
             clouds.split, len(clouds), count, clouds.class_counts, parts, clouds.notes, sizes
         )
     )
+
+
+def _loose(root: Path) -> list[str]:
+    """Say which clouds lie beside the class folders; tables and notes are text as well."""
+    from locotrans.data.readers import FORMATS
+
+    known = set(FORMATS) - {".txt", ".csv"}
+    names = sorted(x.name for x in root.iterdir() if x.is_file() and x.suffix.lower() in known)
+    if not names:
+        return []
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return [f"{len(names):,} files beside the class folders belong to no class: {shown}"]

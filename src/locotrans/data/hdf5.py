@@ -26,6 +26,16 @@ LARGEST = 64 * 2**30
 SHAPES = {"data": "s m 3", "label": "s", "normal": "s m 3", "pid": "s m", "mask": "s m"}
 
 
+class FewerPointsError(ValueError):
+    """The clouds of a file have fewer points than were asked for."""
+
+    def __init__(self, path: Path, available: int, points: int) -> None:
+        super().__init__(
+            f"{path} has {available:,} points a shape, got points={points}; ask for fewer"
+        )
+        self.available = available
+
+
 def read_arrays(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     """Read arrays of one HDF5 file whole; labels come flat, ``(s, 1)`` or ``(s,)`` in the file.
 
@@ -98,9 +108,7 @@ def load_clouds(
         if available != parts[0]["data"].shape[1]:
             raise ValueError(f"{path} has {available:,} points a shape, unlike {paths[0]}")
         if points > available:
-            raise ValueError(
-                f"{path} has {available:,} points a shape, got points={points}; ask for fewer"
-            )
+            raise FewerPointsError(path, available, points)
     columns: Any = slice(points)
     if order == "random" and points < available:
         columns = np.sort(np.random.default_rng(seed).permutation(available)[:points])

@@ -54,7 +54,12 @@ def list_folder(root: Path) -> list[Entry]:
         if not found:
             empty.append(folder)
     if empty:
-        raise ValueError(f"class folder {empty[0]} holds no file of a known format; remove it")
+        names = ", ".join(map(str, empty))
+        raise ValueError(
+            f"class folder {names} holds no file of a known format; remove it"
+            if len(empty) == 1
+            else f"class folders {names} hold no files of a known format; remove them"
+        )
     if not entries:
         raise FileNotFoundError(f"folder: {root} holds no class folders with files")
     return entries

@@ -32,7 +32,7 @@ LAYOUT = Layout(
 HOME = (
     "Stanford3dDataset_v1.2_Aligned_Version.zip, on request, from the page of the data set "
     "(search: Stanford Large-Scale 3D Indoor Spaces); "
-    "locotrans.data.s3dis_raw.prepare_s3dis turns it into the room arrays"
+    "`locotrans data prepare-s3dis` turns it into the room arrays"
 )
 LEAST = 100
 """Points below which a block is left out."""

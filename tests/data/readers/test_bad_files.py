@@ -108,7 +108,7 @@ def test_another_format_than_the_suffix_says(files, tmp_path):
 
 
 def test_a_size_limit(files):
-    message(files["text.ply"], "raise max_bytes", max_bytes=1000)
+    message(files["text.ply"], "larger max_bytes", max_bytes=1000)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -113,7 +113,7 @@ def _read(path: str | PathLike[str], max_bytes: int) -> tuple[Source, Cloud]:
             return source, finish(source, reader(source))
     except MemoryError:
         raise source.error(
-            "needs more memory than there is", "lower max_bytes, thin it out"
+            "needs more memory than there is", "thin it out, or cut it into smaller ones"
         ) from None
 
 

@@ -47,7 +47,7 @@ class Source:
         if size > self.max_bytes:
             raise self.error(
                 f"{what} would take {size:,} bytes, the limit is {self.max_bytes:,}",
-                "raise max_bytes if you trust the file",
+                "cut it into smaller ones, or read it with a larger max_bytes if you trust it",
             )
 
 
