@@ -123,8 +123,13 @@ def test_known_answers_and_a_row_for_every_file(folder):
     reasons = {name: row.error for name, row in rows.items()}
     assert "nan" in reasons["d_nan.npy"]
     assert "empty" in reasons["e_empty.ply"]
-    assert "all the same" in reasons["f_same.npy"]
+    assert "its 9 points are all the same" in reasons["f_same.npy"]
     assert all(row.class_name is row.confidence is row.points is None for row in rows.values())
+
+
+def test_a_cloud_of_one_point(tmp_path):
+    (tmp_path / "one.xyz").write_text("1 2 3\n")
+    assert "has one point only" in str(answers(tmp_path)["one.xyz"].error)
 
 
 def test_confidence_is_the_softmax_of_the_logits(folder):

@@ -271,12 +271,20 @@ def read_entry(entry: Entry, keep: int, seed: int, found: Findings) -> Ragged:
     return Ragged.of(some.points[0], *kept)
 
 
-def check_extent(path: Path, points: Tensor) -> None:
-    """Refuse a cloud whose points differ by no more than rounding."""
+def check_extent(path: Path, points: Tensor, size: int | None = None) -> None:
+    """Refuse a cloud whose points differ by no more than rounding.
+
+    Args:
+        path: its file.
+        points: the points, or some of them.
+        size: how many the file has, where that is another number.
+    """
     wide = points.double()
     middle = wide.mean(0)
     if not (wide - middle).norm(dim=1).max() > 1e-6 * middle.abs().max():
-        raise ValueError(f"{path}: its {len(points)} points are all the same: leave the file out")
+        count = len(points) if size is None else size
+        what = "has one point only" if count == 1 else f"its {count} points are all the same"
+        raise ValueError(f"{path}: {what}: leave the file out")
 
 
 def _read_parts(entry: Entry, cloud: Cloud) -> Int[Tensor, "n"] | None:

@@ -111,6 +111,13 @@ def test_a_size_limit(files):
     message(files["text.ply"], "larger max_bytes", max_bytes=1000)
 
 
+def test_text_takes_more_memory_than_its_size(tmp_path):
+    path = tmp_path / "a.xyz"
+    path.write_text("1 2 3\n" * 10)
+    read_cloud(path, max_bytes=360)
+    message(path, "its text as numbers would take 360 bytes, the limit is 359", max_bytes=359)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["npy", "npz", "h5", "xyz", "ply", "pcd", "off", "obj", "stl"])
 def test_nan_and_infinity(tmp_path, kind, bad):

@@ -8,12 +8,14 @@ import numpy as np
 from locotrans.data.readers.raw import Array
 from locotrans.data.readers.source import Source
 
+MEMORY = 6  # bytes that parsing takes, at most about, for each byte of text
 ONE_A_LINE = bytes.maketrans(b" \t\r\v\f", b"\n" * 5)
 BLANK = re.compile(rb"\n[ \t\n]*\n")
 
 
 def read_text(source: Source) -> bytes:
     r"""Return the file with ``\n`` as the only end of line, without a byte-order mark."""
+    source.check_size(MEMORY * source.size, "its text as numbers")
     data = source.read()
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         try:

@@ -75,7 +75,7 @@ def _load(path: Path, count: int, seed: int, max_bytes: int, choice: Choice) -> 
     cloud = read_cloud(path, samples=max(count, KEEP), seed=seed, max_bytes=max_bytes)
     size = len(cloud)
     chosen = choose_points(cloud.points.numpy(), count, seed, choice)
-    check_extent(path, torch.from_numpy(chosen))
+    check_extent(path, torch.from_numpy(chosen), size)
     chosen = chosen.astype(np.float64)
     center = chosen.mean(0)
     radius = float(np.linalg.norm(chosen - center, axis=1).max())
