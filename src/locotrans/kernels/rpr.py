@@ -10,7 +10,8 @@ For the edge (r, j), with a frame U_r, batch norms bn and weights K1, K2, R (opt
 
 A batch norm needs the statistics of all edges before its output exists, so one edge tensor is
 stored for each but the last; whatever else an edge needs is recomputed from them. The maximum of
-bn(e) is at the largest or the smallest e, by the sign of gamma, so e itself is never stored.
+bn(e) is at the largest or the smallest e, by the sign of gamma, so e itself is never stored. In
+evaluation the input of the last batch norm but one need not be stored either (`rpr_last`).
 
 Backward of the last stage, with g = dL/dout leaky'(.), scale = gamma rstd, ehat at the chosen edge,
 c1 = sum g / edges, c2 = sum g ehat / edges (both 0 in evaluation)::
