@@ -155,6 +155,7 @@ def test_the_paper_s_preset():
 def test_what_a_table_varies_is_no_deviation_and_all_else_is(name):
     config = preset_config(name)
     varied = {"rotation": "so3", "seed": 7, "options": ("k=10",), "evaluate_every": 5}
+    varied["precision"] = "mixed"
     assert deviations(dataclasses.replace(config, **varied)) == {}
     assert deviations(dataclasses.replace(config, epochs=60)) == {"epochs": 60}
     assert PRESETS[name].title

@@ -41,6 +41,7 @@ def test_a_run_leaves_its_files(tiny):
     assert record == json.loads((tiny.out / "record.json").read_text())
     assert record["protocol"] == "z/so3"
     assert record["selection"] == "last epoch"
+    assert record["precision"] == "float32"
     assert record["evaluation"] == lines[-1]["evaluation"]
     assert record["data_checksums"].keys() == {"train", "test"}
     assert "about the" in output.getvalue()  # the axis of "z"

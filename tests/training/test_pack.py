@@ -54,6 +54,7 @@ def test_what_is_known_of_the_weights(shelf, uncut):
     assert f"| combined | {accuracy:.2f} |" in card
     assert facts["sha256"] in card
     assert "last epoch" in card
+    assert f"seed {record['seed']}, float32, by" in card
     assert "epochs 3" in card  # it says where the run departs from its recipe
 
 

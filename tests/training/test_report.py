@@ -107,6 +107,31 @@ def test_recipes_are_never_mixed(shelf):
         assert len({"91.00", "70.00", "80.00"} & set(re.findall(r"\d\d\.00", part))) == 1
 
 
+def test_precision_is_no_other_recipe_and_is_told(shelf):
+    record, evaluated, files = shelf
+    record(FULL, 0.91, precision="mixed")
+    record(FULL, 0.93, best=0.935, precision="mixed", seed=1)
+    record(LIGHT, 0.88)
+    record(LIGHT, 0.9, precision="mixed")
+    rows = [{"name": "reference", "count": 512, "loss": 0.0, "overall_accuracy": 0.8}]
+    rows[0]["heads"] = heads(0.8)
+    shared = {"rotation": "so3", "data": "hdf5:up=y", "split": "test"}
+    evaluated(LIGHT, {**shared, "rows": rows}, precision="mixed")
+    text = report(files)
+    assert text.count("\n## ") == 1
+    table = section(text, "Tab. 1:")
+    assert table["LocoTrans"][3] == "92.00 ± 1.00 (2) †"
+    assert table["LocoTrans, light"][3] == "88.00; 90.00 †"  # never averaged together
+    mine = text[text.index("Tab. 1:") :]
+    assert "\n† trained in mixed precision\n" in mine[: mine.index("\n### ")]
+    tables = text.split("\n### ")
+    assert all(("† |" in table) == ("† trained" in table) for table in tables)
+    assert f"| {FULL} |  | mixed | z/so3 | modelnet40:hdf5 test | 92.00 ± 1.00 (2) |" in text
+    assert f"| {LIGHT} |  | float32 | z/so3 | modelnet40:hdf5 test | 88.00 |" in text
+    assert section(text, "### Best test epoch")[FULL][1] == "mixed"
+    assert f"### Samplings: {LIGHT}, mixed precision, z/so3" in text
+
+
 def test_validation_and_other_data_stay_out_of_the_paper_s_tables(shelf):
     _, evaluated, files = shelf
     evaluated(FULL, evaluation(0.99, split="validation"))
@@ -124,7 +149,8 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
     assert "| 90.50 |" in text  # without the excluded shapes
-    assert section(text, "### Best test epoch")[FULL] == ["", "z/so3", "91.01", "91.50"]
+    rows = section(text, "### Best test epoch")
+    assert rows[FULL] == ["", "float32", "z/so3", "91.01", "91.50"]
 
 
 def test_perturbations_and_samplings(shelf):

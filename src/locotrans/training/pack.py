@@ -79,7 +79,8 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         f"Tells {facts['num_classes']} classes apart: {', '.join(facts['class_names'])}.",
         "",
         f"- **Trained** on {facts['data']} (rotation {facts['rotation']}, up axis {facts['up']}), "
-        f"{record['config']['epochs']} epochs, seed {record['seed']}, by {recipe}; "
+        f"{record['config']['epochs']} epochs, seed {record['seed']}, "
+        f"{record['config']['precision']}, by {recipe}; "
         f"{record['seconds']:.0f} s on {environment['device']}, torch {environment['torch']}.",
         f"- **Chosen**: {record['selection']}; the test split selected nothing.",
         f"- **Input**: {facts['preprocessing']}",

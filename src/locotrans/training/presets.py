@@ -1,8 +1,8 @@
 """Named recipes: the hyperparameters of a training run, without what a table varies.
 
 A preset says which data, schedule, optimiser and augmentation; the model, its options, the training
-rotation and the seed are the run's own. `deviations` tells a run that follows its preset from one
-that bears its name with other settings, so that tables never mix the two.
+rotation, the precision and the seed are the run's own. `deviations` tells a run that follows its
+preset from one that bears its name with other settings, so that tables never mix the two.
 """
 
 import dataclasses
@@ -18,9 +18,10 @@ from locotrans.models import list_models, model_task
 from locotrans.training.config import MOVABLE, TrainConfig, typed_fields
 
 VARIED = ("orthogonality_weight", "consistency_weight")  # by ablations, beside the model's options
-# What a preset leaves open: which network and protocol, and how a run is measured.
+# What a preset leaves open: which network and protocol, in which numbers, how a run is measured.
 OPEN = MOVABLE | {
-    *("preset", "model", "options", "rotation", "seed", "evaluate_every", "evaluate_rotation"),
+    *("preset", "model", "options", "rotation", "seed", "precision"),
+    *("evaluate_every", "evaluate_rotation"),
     *VARIED,
 }
 
@@ -160,8 +161,8 @@ def base_config(preset: str | None, model: str | None) -> TrainConfig:
 def deviations(config: TrainConfig) -> dict[str, Any]:
     """Return the settings by which a run departs from its preset, or from the defaults.
 
-    What a preset leaves open (model, options, training rotation, seed, how often to evaluate, where
-    the run lies) is no departure.
+    What a preset leaves open (model, options, training rotation, seed, precision, how often to
+    evaluate, where the run lies) is no departure.
     """
     recipe = base_config(config.preset, config.model)
     names = [f.name for f in dataclasses.fields(TrainConfig) if f.name not in OPEN]

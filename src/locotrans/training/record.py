@@ -179,6 +179,7 @@ def make_record(
         "head": "combined",
         "selection": SELECTION,
         "seed": config["seed"],
+        "precision": config["precision"],
         "config": config,
         "data_checksums": {"train": train_checksum, "test": evaluation["data_checksum"]},
         "seconds": round(seconds, 3),

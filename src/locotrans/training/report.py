@@ -19,7 +19,10 @@ MAIN = "modelnet40"
 NOTE = """\
 Accuracy in percent. Ours: the last epoch, over all fixed rotations of every test shape; several
 seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
-on the test set. Empty: not run."""
+on the test set. Empty: not run. Networks are trained in float32, or where it says so in mixed
+precision, and are always evaluated in float32."""
+MARK = "†"
+"""Stands in the paper's tables behind a figure of networks trained in mixed precision."""
 
 SEGMENTATION = {
     "instance_miou": "instance mIoU",
@@ -28,6 +31,8 @@ SEGMENTATION = {
     "overall_accuracy": "overall",
     "rotation_agreement": "agreement",
 }
+RUN = ["model", "options", "precision", "protocol"]
+"""The columns that say what was trained, and how it was tested."""
 Cost = Callable[[str, tuple[tuple[str, str], ...]], tuple[int, int]]
 
 
@@ -85,25 +90,35 @@ def paper_table(
             cells.append(text)
         rows.append(cells)
     header = ["", *(column["title"] for column in table["columns"])]
-    return [f"### Tab. {table['table']}: {table['title']}", "", *markdown(header, rows), ""], filled
+    lines = [f"### Tab. {table['table']}: {table['title']}", "", *markdown(header, rows), ""]
+    if any(MARK in text for cells in rows for text in cells):
+        lines += [f"{MARK} trained in mixed precision", ""]
+    return lines, filled
 
 
 def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
-    """Write the figure that a query asks for, or nothing if it was not run."""
+    """Write the figure that a query asks for, or nothing if it was not run.
+
+    Networks trained in float32 and in mixed precision are two figures.
+    """
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
     head, figure = query.get("head", "combined"), query.get("figure", "overall_accuracy")
-    values = [
-        result.heads[head][figure]
-        for result in results
-        if (result.key.model, result.key.options) == (query["model"], options)
-        and (result.key.train, result.key.test) == (query["train"], query["test"])
-        and result.key.perturbation == perturbation
-        and data in (result.key.data, result.key.data.partition(":")[0])
-        and result.key.split == "test"
-        and head in result.heads
-    ]
-    return aggregate(values) if values else ""
+    values: dict[str, list[float]] = {"float32": [], "mixed": []}
+    for result in results:
+        key = result.key
+        if (
+            (key.model, key.options) == (query["model"], options)
+            and (key.train, key.test) == (query["train"], query["test"])
+            and key.perturbation == perturbation
+            and data in (key.data, key.data.partition(":")[0])
+            and key.split == "test"
+            and head in result.heads
+        ):
+            values[key.precision].append(result.heads[head][figure])
+    texts = [aggregate(values["float32"])] if values["float32"] else []
+    texts += [f"{aggregate(values['mixed'])} {MARK}"] if values["mixed"] else []
+    return "; ".join(texts)
 
 
 def groups(results: Sequence[Result]) -> Iterator[tuple[Key, list[Result]]]:
@@ -111,6 +126,19 @@ def groups(results: Sequence[Result]) -> Iterator[tuple[Key, list[Result]]]:
     keys = sorted({r.key for r in results}, key=lambda k: (k.model, k.options, str(k)))
     for key in keys:
         yield key, [r for r in results if r.key == key]
+
+
+def run_cells(key: Key) -> list[str]:
+    """Say what was trained and how it was tested, in the columns `RUN`."""
+    options = " ".join(f"{name}={value}" for name, value in key.options)
+    return [key.model, options, key.precision, f"{key.train}/{key.test}"]
+
+
+def run_title(key: Key) -> str:
+    """Say the same in a line; float32 goes without saying."""
+    model, options, precision, protocol = run_cells(key)
+    numbers = ", mixed precision" if precision == "mixed" else ""
+    return f"{model} {options}".rstrip() + f"{numbers}, {protocol}"
 
 
 def all_runs(results: Sequence[Result]) -> list[str]:
@@ -124,11 +152,10 @@ def all_runs(results: Sequence[Result]) -> list[str]:
             for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
         ]
         without = [r.without_excluded for r in same if r.without_excluded is not None]
-        options = " ".join(f"{name}={value}" for name, value in key.options)
         where = f"{key.data} {key.split}"
         last = aggregate(without) if without else ""
-        rows.append([key.model, options, f"{key.train}/{key.test}", where, *figures, last])
-    header = ["model", "options", "protocol", "data", "overall", "class mean", "agreement"]
+        rows.append([*run_cells(key), where, *figures, last])
+    header = [*RUN, "data", "overall", "class mean", "agreement"]
     table = markdown([*header, "overall, without excluded"], rows)
     return ["### All evaluations", "", *table, ""] if rows else []
 
@@ -143,20 +170,18 @@ def segmentations(results: Sequence[Result]) -> list[str]:
     rows, names = [], []
     shares: dict[str, dict[str, str]] = {}
     for key, same in groups([r for r in results if is_segmentation(r)]):
-        options = " ".join(f"{name}={value}" for name, value in key.options)
         combined = [r.heads["combined"] for r in same]
         figures = [
             aggregate([x[name] for x in combined]) if name in combined[0] else ""
             for name in SEGMENTATION
         ]
-        protocol, where = f"{key.train}/{key.test}", f"{key.data} {key.split}"
-        rows.append([key.model, options, protocol, where, *figures])
-        names.append(f"{key.model} {options}".strip() + f", {protocol}")
+        rows.append([*run_cells(key), f"{key.data} {key.split}", *figures])
+        names.append(run_title(key))
         for name, each in tables_of(combined).items():
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
     if not rows:
         return []
-    header = ["model", "options", "protocol", "data", *SEGMENTATION.values()]
+    header = [*RUN, "data", *SEGMENTATION.values()]
     lines = ["### Segmentation", "", *markdown(header, rows), ""]
     cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
     return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]
@@ -177,9 +202,8 @@ def best_epochs(results: Sequence[Result]) -> list[str]:
     for key, same in groups([r for r in results if r.best_test_epoch is not None]):
         last = aggregate([r.heads["combined"]["overall_accuracy"] for r in same])
         best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
-        options = " ".join(f"{name}={value}" for name, value in key.options)
-        rows.append([key.model, options, f"{key.train}/{key.test}", last, best])
-    header = ["model", "options", "protocol", "last epoch", "best test epoch"]
+        rows.append([*run_cells(key), last, best])
+    header = [*RUN, "last epoch", "best test epoch"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
     return [title, "", *markdown(header, rows), ""] if rows else []
 
@@ -195,8 +219,7 @@ def sampled_clouds(results: Sequence[Result]) -> list[str]:
             rows.append(
                 [row["name"], str(row["count"]), accuracy, aggregate([x["loss"] for x in each])]
             )
-        options = " ".join(f"{name}={value}" for name, value in key.options)
-        title = f"### Samplings: {key.model} {options}".rstrip() + f", {key.train}/{key.test}"
+        title = f"### Samplings: {run_title(key)}"
         lines += [title, "", *markdown(["sampling", "points", "overall", "loss"], rows), ""]
     return lines
 

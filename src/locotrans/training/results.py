@@ -2,8 +2,9 @@
 
 Three kinds of JSON are read: the record of a run (``record.json``), what `eval --json` wrote, and
 what `perturb --json` and `samplings --json` wrote. A result is identified by the recipe (a preset
-and what departs from it), the model, its options, the rotations of training and testing, the data,
-and the perturbation; results that differ in the seed alone are aggregated.
+and what departs from it), the model, its options, the rotations of training and testing, the
+precision of training, the data, and the perturbation; results that differ in the seed alone are
+aggregated.
 """
 
 import dataclasses
@@ -33,6 +34,8 @@ class Key:
     test: str
     data: str
     split: str
+    precision: str
+    """Of training; an evaluation is always in float32."""
     perturbation: tuple[str, float] | None = None
 
 
@@ -125,6 +128,7 @@ def key_of(
         test=measured["rotation"],
         data=measured["data"],
         split=measured["split"],
+        precision=config.precision,
         perturbation=perturbation,
     )
 
