@@ -6,7 +6,9 @@ import h5py
 import numpy as np
 import pytest
 
-from locotrans.data import check, export
+from locotrans.cli import main
+from locotrans.cli.shared import protocol_of
+from locotrans.data import check, export, load_dataset
 from locotrans.data.exports import LAYOUTS
 
 
@@ -40,6 +42,33 @@ def test_several_sets_and_what_is_wrong(exported):
     assert "test: 20 shapes of 256 points, 20 of 20 classes" in text
     assert "problem: train: " in text
     assert "note: " in text
+
+
+def test_notes_are_told_once(exported, capsys, caplog):
+    root, note = exported("shapenetpart:pts"), "20 categories that are not those of ShapeNetPart"
+    main(["data", "check", str(root)])
+    told = capsys.readouterr()
+    assert told.out.count(note) == told.out.count(" shapes, ") == 3  # splits
+    assert (told.err, caplog.messages) == ("", [])
+    load_dataset("shapenetpart:pts", "test", root=root)
+    assert caplog.messages == [f"shapenetpart:pts (test): {note}"]
+
+
+def test_scenes_have_blocks_and_rooms(exported):
+    root = exported("s3dis")
+    report = check(root)
+    train = load_dataset("s3dis:area1", "train", root=root)
+    rooms = len(list(root.rglob("Area_2_*.npy")))
+    occurring = sum(bool((train.parts == kind).any()) for kind in range(13))
+    assert report.sets[0].splits[0].line() == (
+        f"train: {len(train)} blocks of {rooms} rooms, {occurring} of 13 classes"
+    )
+    text = "\n".join(report.lines())
+    assert "    sampled points: ceiling " in text
+    assert "shapes" not in text
+    result = {"data": "s3dis", "split": "test", "samples": 5, "items": "blocks", "axis": None}
+    line = protocol_of({**result, "rotation": "so3", "rotations_per_shape": 3})
+    assert line == "s3dis test, 5 blocks, rotation so3, 3 per block"
 
 
 def test_nothing_there(tmp_path):

@@ -151,6 +151,7 @@ def test_s3dis_rooms():
     rooms = [{name.partition("@")[0] for name in clouds.ids} for clouds in (train, test)]
     assert [len(names) for names in rooms] == [30, 10]
     assert train.parts.unique().tolist() == list(range(13))
+    assert train.items == "blocks"
     assert train.points[..., :2].abs().max() < 0.501
     assert load_dataset("s3dis:area6", "test", root=root, points=64).part_names == train.part_names
 

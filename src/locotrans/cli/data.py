@@ -15,7 +15,7 @@ def check_data(root: tyro.conf.Positional[Path | None] = None, /, classes: bool 
     Args:
         root: Folder to look into, or a table of paths and labels; by default as for `train`: the
             environment variable LOCOTRANS_DATA, then the cache folder.
-        classes: Count the shapes of every class too.
+        classes: Count the shapes of every class too, of scenes the points.
     """
     from locotrans.data import check
 

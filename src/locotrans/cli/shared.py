@@ -154,7 +154,8 @@ def table_of(what: str, columns: Sequence[str], rows: dict[str, list[float]]) ->
 def protocol_of(result: dict[str, Any]) -> str:
     """Say in a line what was measured how."""
     axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
+    items = result.get("items", "shapes")
     return (
-        f"{result['data']} {result['split']}, {result['samples']} shapes, "
-        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per shape"
+        f"{result['data']} {result['split']}, {result['samples']} {items}, "
+        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per {items[:-1]}"
     )

@@ -12,7 +12,7 @@ from locotrans.data.modelnet import LAYOUTS as MODELNET
 from locotrans.data.own import KEEP, file_sizes
 from locotrans.data.parttext import read_lists
 from locotrans.data.prepared import UnreadableFilesError
-from locotrans.data.registry import load_dataset
+from locotrans.data.registry import read_dataset
 from locotrans.data.roots import cache_root, data_root, find_layouts
 from locotrans.data.s3dis import LAYOUT as S3DIS
 from locotrans.data.scanobjectnn import find_scanobjectnn
@@ -25,7 +25,10 @@ SAMPLED = 1024  # points to load where clouds are sampled from files of any size
 
 @dataclass(frozen=True)
 class SplitReport:
-    """One split: how many shapes, points, and shapes of each class."""
+    """One split: how many shapes, points, and shapes of each class.
+
+    Scenes have blocks in the place of shapes, and sampled points of each class.
+    """
 
     split: str
     shapes: int
@@ -33,10 +36,23 @@ class SplitReport:
     """Of every shape; None where clouds are sampled from files of any size."""
     classes: dict[str, int]
     parts: dict[str, int]
-    """Points on each part, or of each class of a scene."""
+    """Points on each part."""
     notes: tuple[str, ...]
     sizes: tuple[int, int, int] | None = None
     """The least, the median and the greatest number of points of one's own files."""
+    items: str = "shapes"
+    """What the shapes are: `CloudSet.items`."""
+    rooms: int = 0
+    """How many rooms the blocks are of."""
+
+    def line(self) -> str:
+        """Say how much there is."""
+        occurring = sum(count > 0 for count in self.classes.values())
+        rooms = f" of {self.rooms:,} rooms" if self.rooms else ""
+        return (
+            f"{self.split}: {self.shapes:,} {self.items}{rooms}{self.size()}, "
+            f"{occurring} of {len(self.classes)} classes"
+        )
 
     def size(self) -> str:
         """Say how many points a shape has, where that is known."""
@@ -82,14 +98,12 @@ class Report:
             up = f", {found.up} up" if found.up else ""
             text.append(f"{found.name} in {found.folder}{up}")
             for part in found.splits:
-                occurring = sum(count > 0 for count in part.classes.values())
-                text.append(
-                    f"  {part.split}: {part.shapes:,} shapes{part.size()}, "
-                    f"{occurring} of {len(part.classes)} classes"
-                )
+                text.append(f"  {part.line()}")
                 if classes:
                     counts = (f"{name} {count:,}" for name, count in part.classes.items())
-                    text.append("    " + ", ".join(counts))
+                    text.append(
+                        ("    sampled points: " if part.rooms else "    ") + ", ".join(counts)
+                    )
                     if part.parts:
                         counts = (f"{name} {count:,}" for name, count in part.parts.items())
                         text.append("    points on parts: " + ", ".join(counts))
@@ -183,7 +197,7 @@ def _check_split(report: SetReport, split: str) -> None:
     """Load a split with as many points as its files have, or sample them."""
 
     def load(points: int) -> CloudSet:
-        return load_dataset(report.name, split, root=report.folder, points=points)
+        return read_dataset(report.name, split, root=report.folder, points=points)
 
     if report.name.endswith("hdf5") or report.name.startswith("scanobjectnn"):
         try:
@@ -206,7 +220,7 @@ def _check_own(report: SetReport, split: str) -> None:
         skip = True
         sizes = file_sizes(name, report.folder, split, skip=True)
     name += ":skip=true" if skip else ""
-    clouds = load_dataset(name, split, root=report.folder, points=min(sizes))
+    clouds = read_dataset(name, split, root=report.folder, points=min(sizes))
     middle = round(statistics.median(sizes))
     _count(report, clouds, (min(sizes), middle, max(sizes)))
 
@@ -219,14 +233,28 @@ def _count(
     sampled: bool = False,
 ) -> None:
     report.up = clouds.up
-    count, parts = None if sampled else clouds.points.shape[1], {}
-    if clouds.parts is not None and not sampled:
+    count, classes, parts, rooms = None, clouds.class_counts, {}, 0
+    scenes = clouds.items != "shapes"
+    if clouds.parts is not None and (scenes or not sampled):
         known = clouds.parts[clouds.parts >= 0]
         numbers = known.bincount(minlength=len(clouds.part_names))
         parts = dict(zip(clouds.part_names, numbers.tolist(), strict=True))
+    if scenes:
+        classes, parts = parts, {}
+        rooms = len({name.partition("@")[0] for name in clouds.ids})
+    if not sampled:
+        count = clouds.points.shape[1]
     report.splits.append(
         SplitReport(
-            clouds.split, len(clouds), count, clouds.class_counts, parts, clouds.notes, sizes
+            split=clouds.split,
+            shapes=len(clouds),
+            points=count,
+            classes=classes,
+            parts=parts,
+            notes=clouds.notes,
+            sizes=sizes,
+            items=clouds.items,
+            rooms=rooms,
         )
     )
 

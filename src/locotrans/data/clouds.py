@@ -39,6 +39,8 @@ class CloudSet:
     """True where a point belongs to the object, False on its background."""
     ids: tuple[str, ...] = ()
     """Where each shape comes from (a file, a room), or nothing."""
+    items: str = "shapes"
+    """What the clouds are: shapes, or of a scene its blocks or spheres."""
     notes: tuple[str, ...] = ()
     """What a user of the set should know, such as counts that are not the official ones."""
 

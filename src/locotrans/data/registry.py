@@ -67,7 +67,7 @@ def load_dataset(
     seed: int = 0,
     **settings: Any,
 ) -> CloudSet:
-    """Load one split of a data set into memory.
+    """Load one split of a data set into memory, and log its notes.
 
     Args:
         name: One of `list_datasets`, perhaps with settings: ``scanobjectnn:obj_bg,up=z``.
@@ -81,6 +81,25 @@ def load_dataset(
             ``folder:seed=3``, goes before.
         **settings: Settings of the data set, such as ``up="y"``; they override the name's.
     """
+    clouds = read_dataset(
+        name, split, root=root, points=points, shapes=shapes, seed=seed, **settings
+    )
+    for note in clouds.notes:
+        log.warning("%s (%s): %s", clouds.name, split, note)
+    return clouds
+
+
+def read_dataset(
+    name: str,
+    split: str,
+    *,
+    root: Path | str | None = None,
+    points: int = 1024,
+    shapes: int | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> CloudSet:
+    """Do what `load_dataset` does, without a word."""
     base, options = parse_name(name)
     if base not in _LOADERS:
         close = difflib.get_close_matches(base, _LOADERS, n=1)
@@ -100,8 +119,6 @@ def load_dataset(
     if kept:
         joint = "," if ":" in clouds.name else ":"
         clouds = replace(clouds, name=f"{clouds.name}{joint}{','.join(kept)}")
-    for note in clouds.notes:
-        log.warning("%s (%s): %s", clouds.name, split, note)
     return clouds if shapes is None else _some(clouds, shapes, seed)
 
 

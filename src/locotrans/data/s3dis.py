@@ -96,6 +96,7 @@ def load_s3dis(
         part_names=CLASSES,
         colors=tensors["colors"],
         ids=tuple(f"{rooms[room].stem}@{x:.2f},{y:.2f}" for room, (x, y) in corners),
+        items="spheres" if sphere else "blocks",
         notes=tuple(notes),
     )
 
