@@ -27,6 +27,7 @@ from locotrans.training.predict import (
     read_samples,
 )
 from locotrans.training.predict.arrays import array_file
+from locotrans.training.predict.files import is_prose
 from locotrans.training.predict.samples import choose_points
 from locotrans.training.predict.stream import FEW, count_workers
 from locotrans.training.record import replacing
@@ -214,6 +215,41 @@ def test_several_clouds_in_one_file(tmp_path):
     assert all(load_sample(path, 8).error is None for path in clouds)
     with pytest.raises(ValueError, match="would replace"):
         find_files([tmp_path], outputs=[tmp_path / "many.h5"])
+
+
+@pytest.mark.parametrize(
+    ("text", "prose"),
+    [
+        (b"Scans of the shop, May 2024.\r\nSee the manual: http://a.b/c\n", True),
+        (b"1. What is here\n\n2048 points of each chair, in metres\n", True),
+        (b"x y z\n", True),
+        (b"0 1 2\n3 4 5\n", False),
+        (b"x y z\n0,1 1,5 2,5\n0,2 1,5 2,5\n", False),
+        (b"# a long remark\n" * 30 + b"0 1 2\n", False),
+        (b"2\nwater\nO 0 0 1\nH 0 1 0\n", False),
+        (b"nan nan nan\n0 1 2\n", False),
+        (b"", False),
+        (b"# only a remark", False),
+        (b"\xff\xfew\0o\0r\0d\0", False),
+        (b"words\0", False),
+    ],
+)
+def test_prose_is_told_from_clouds(tmp_path, text, prose):
+    file = tmp_path / "a.TXT"
+    file.write_bytes(text)
+    assert is_prose(file) is prose
+    file.rename(tmp_path / "a.xyz")
+    assert not is_prose(tmp_path / "a.xyz")
+
+
+def test_a_readme_in_a_folder_is_passed_over_but_not_one_that_is_named(folder, caplog):
+    before = find_files([folder])
+    readme = folder / "a" / "readme.txt"
+    readme.write_text("Clouds of rods and plates.\nAsk Eve.\n")
+    assert find_files([folder]) == before
+    assert caplog.messages == [f"{readme} is passed over: its first lines hold no numbers"]
+    assert find_files([folder, readme]) == [*before, readme]
+    assert "where a number belongs" in load_sample(readme, 8).error
 
 
 def test_folders_are_walked_sorted_once_and_without_loops(folder):
