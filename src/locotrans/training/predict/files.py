@@ -20,8 +20,8 @@ def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ())
     """List the files of paths and of the folders among them, each once.
 
     A folder gives what it holds at any depth, in sorted order: files of a known format whose name
-    does not begin with a dot, and which `predict` or `embed` did not write; a .txt of prose, such as
-    a readme, is passed over with a word. What is named outright is taken as it is, whatever its
+    does not begin with a dot, and which `predict` or `embed` did not write; a .txt of prose, such
+    as a readme, is passed over with a word. What is named outright is taken as it is, whatever its
     name; whether it can be read shows when it is read. An h5 file of several clouds gives each of
     them, as ``many.h5#0`` and so on.
 
