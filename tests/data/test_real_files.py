@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from locotrans.data import load_dataset
-from locotrans.data.roots import find_layouts
-from locotrans.data.shapenetpart import LAYOUTS as PART_LAYOUTS
+from locotrans.data.parttext import read_lists
 
 ROOT = Path(os.environ.get("LOCOTRANS_DATA", "/nonexistent"))
 pytestmark = [
@@ -41,6 +40,12 @@ person 88 20, piano 231 100, plant 240 100, radio 104 20, range_hood 115 100, si
 sofa 680 100, stairs 124 20, stool 90 20, table 392 100, tent 163 20, toilet 344 100,
 tv_stand 267 100, vase 475 100, wardrobe 87 20, xbox 103 20"""
 """Training and test shapes of each class in the release."""
+
+
+TEXT_FOLDERS = {
+    "normal": "shapenetcore_partanno_segmentation_benchmark_v0_normal",
+    "pts": "shapenetcore_partanno_segmentation_benchmark_v0",
+}
 
 
 def need(name: str) -> Path:
@@ -117,22 +122,29 @@ def test_shapenetpart_whole():
     assert "23 shapes stand in train too" in sets["test"].notes
 
 
-def test_shapenetpart_text_layouts():
-    seen: set[str] = set()
-    for layout, folder in find_layouts(ROOT, PART_LAYOUTS[1:]):
-        for split in ("train", "val", "test"):
-            if layout.name == "pts" and split == "val":
-                continue
-            clouds = load_dataset(f"shapenetpart:{layout.name}", split, root=folder, points=2500)
-            assert clouds.parts.max() < 50
-            assert not any("another category" in note for note in clouds.notes)
-            assert (clouds.normals is None) == (layout.name == "pts")
-            seen |= set(clouds.ids)
-            names = {clouds.class_names[label] for label in clouds.labels.tolist()}
-            assert names <= set(clouds.class_names)
-    if not seen:
-        pytest.skip("no text layout")
-    assert len(seen) in (69, 53, 16) or len(seen) > 16000
+@pytest.mark.parametrize(
+    ("layout", "few"), [("normal", (39, 6, 8)), ("pts", (13, 0, 3))], ids=["normal", "pts"]
+)
+def test_shapenetpart_text_layouts(layout, few):
+    """The whole release, or 69 shapes of it: 53 with normals, 16 without, of all 16 categories."""
+    root = need(TEXT_FOLDERS[layout])
+    lists = read_lists(root)
+    counts = tuple(len(lists[split]) for split in ("train", "val", "test"))
+    assert counts in ((12137, 1870, 2874), few)
+    kinds, ids = torch.zeros(16, dtype=torch.long), set()
+    for split in (name for name, listed in lists.items() if listed):
+        clouds = load_dataset(f"shapenetpart:{layout}", split, root=root, points=2500)
+        assert clouds.ids == tuple(lists[split])
+        assert (clouds.num_classes, len(clouds.part_names)) == (16, 50)
+        assert clouds.points.shape == (len(clouds), 2500, 3)
+        assert clouds.allowed_parts[clouds.labels].gather(1, clouds.parts).all()
+        assert (clouds.normals is None) == (layout == "pts")
+        kinds += clouds.labels.bincount(minlength=16)
+        ids |= set(clouds.ids)
+    assert kinds.min() >= 1
+    if counts == few:
+        assert len(ids) == sum(few) == {"normal": 53, "pts": 16}[layout]
+        assert layout == "normal" or kinds.tolist() == [1] * 16
 
 
 def test_psb_parts():
