@@ -11,10 +11,12 @@ from rich.console import Console
 
 from locotrans.cli import main
 from locotrans.data import export, load_dataset
+from locotrans.models import create_model, pretrained
 from locotrans.training import TrainConfig, evaluate, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
 from locotrans.training.config import parse_options
 from locotrans.training.loop import draw_labelled, learning_rate
+from locotrans.training.pack import pack
 from locotrans.training.step import Step
 from locotrans.training.tasks import build_model, given
 
@@ -82,6 +84,25 @@ def test_a_cut_run_ends_with_the_same_weights(parts_run, tmp_path, monkeypatch):
         assert torch.equal(a, b), name
 
 
+def test_a_packed_network_for_parts_is_described_and_used_by_name(
+    parts_run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "weights")
+    out, record = parts_run
+    file = pack(out)
+    facts = json.loads(file.with_suffix(".json").read_text())
+    assert len(facts["part_names"]) == facts["num_classes"]
+    assert create_model(file.stem, pretrained=True).config.categories == len(facts["class_names"])
+    card = file.with_suffix(".md").read_text()
+    assert "Labels 57 parts of shapes of 20 categories: table, " in card
+    assert "`locotrans segment`" in card
+    assert "| head | instance mIoU | class mIoU | overall | agreement |" in card
+    assert f"| combined | {100 * record['evaluation']['instance_miou']:.2f} |" in card
+    few = ["--shapes", "10", "--rotations", "1"]
+    main(["eval", file.stem, "--pretrained", *few])
+    assert "instance mIoU" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_eval_and_segment_on_the_command_line(parts_run, tmp_path, capsys):
     out, _ = parts_run
@@ -123,7 +144,12 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
     assert 0.5 < metadata["radius"] < 1.2
     few = ["--shapes", "4", "--rotations", "1"]
     main(["eval", str(tmp_path / "run"), "--root", str(tmp_path), *few])
-    assert "mIoU" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "mIoU" in shown
+    assert "4 spheres, rotation so3, 1 per sphere" in shown
+    card = pack(tmp_path / "run", tmp_path / "packed").with_suffix(".md").read_text()
+    assert "Labels the points of scenes by 13 classes: ceiling, floor, " in card
+    assert " spheres (test split), rotation so3" in card
     rooms = tmp_path / "stanford_indoor3d"
     room = next(rooms.glob("*.npy"))
     folders = [str(room), "--out", str(tmp_path / "labelled"), "--format", "npz"]

@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from locotrans.data import CloudSet
 
 CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
-TITLES = {
-    "instance_miou": "instance mIoU",
-    "class_miou": "class mIoU",
-    "miou": "mIoU",
-    "overall_accuracy": "overall",
-    "class_accuracy": "class mean",
-    "rotation_agreement": "agreement",
-}
-"""Figures of an evaluation, as columns."""
 
 
 def load_test(
@@ -115,6 +106,8 @@ def print_evaluation(result: dict[str, Any]) -> None:
     """Print what `evaluate` returned as a table of heads."""
     from rich.console import Console
     from rich.table import Table
+
+    from locotrans.training.evaluate import TITLES
 
     table = Table()
     table.add_column("head")

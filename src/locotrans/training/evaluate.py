@@ -22,6 +22,17 @@ from locotrans.training.tasks import is_segmenter
 HEADS = ("invariant", "equivariant", "fused")
 
 
+TITLES = {
+    "instance_miou": "instance mIoU",
+    "class_miou": "class mIoU",
+    "miou": "mIoU",
+    "overall_accuracy": "overall",
+    "class_accuracy": "class mean",
+    "rotation_agreement": "agreement",
+}
+"""Figures of an evaluation, as columns."""
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,

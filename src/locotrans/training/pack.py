@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from locotrans.models import pretrained
+from locotrans.models import model_task, pretrained
 from locotrans.training.checkpoint import read_tensors, write_tensors
+from locotrans.training.evaluate import TITLES
 from locotrans.training.presets import PRESETS, deviations, read_config
 from locotrans.training.record import read_json, write_atomically, write_json
 
@@ -39,44 +40,71 @@ def pack(run: Path, out: Path | None = None) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{header['model']}.safetensors"
     write_tensors(path, small, {k: v for k, v in header.items() if k not in ("format", "sha256")})
-    kept = ("model", "config", "num_classes", "class_names", "data", "points", "up", "rotation")
+    kept = ("model", "config", "num_classes", "class_names", "part_names", "data", "points", "up")
     facts = {
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        **{key: header[key] for key in kept},
+        **{key: header[key] for key in (*kept, "rotation")},
         "preprocessing": preprocessing(header),
         "data_checksums": record["data_checksums"],
         "record": record,
     }
-    write_json(path.with_suffix(".json"), facts)
     config = read_config(run / "config.json")
-    recipe = PRESETS[config.preset].title if config.preset else "the defaults of locotrans"
+    recipe = "the defaults of locotrans"
+    if config.preset:
+        recipe = f"the preset {config.preset} ({PRESETS[config.preset].title})"
     departures = ", ".join(f"{key} {value}" for key, value in deviations(config).items())
     recipe += f", but {departures}" if departures else ""
-    write_atomically(path.with_suffix(".md"), card(facts, recipe).encode())
+    text = card(facts, recipe)
+    write_json(path.with_suffix(".json"), facts)
+    write_atomically(path.with_suffix(".md"), text.encode())
     return path
 
 
 def preprocessing(header: dict[str, Any]) -> str:
     """Say what has to be done to a cloud before the network sees it."""
-    return (
-        f"{header['points']} points of the surface, mean at the origin, greatest norm 1; any pose. "
-        f"Other numbers of points are brought to {header['points']} by `locotrans predict`."
-    )
+    task, count = model_task(header["model"]), header["points"]
+    if task == "scenes":
+        return (
+            f"{count} points of a block of the scene, about {header['radius']:.2g} in radius, in "
+            "the units of the data; any pose. `locotrans segment` cuts whole scenes."
+        )
+    shape = f"{count} points of the surface, mean at the origin, greatest norm 1; any pose"
+    if task == "parts":
+        return f"{shape}; and the shape's category. `locotrans segment` takes shapes of any size."
+    return f"{shape}. Other numbers of points are brought to {count} by `locotrans predict`."
+
+
+def purpose(facts: dict[str, Any]) -> tuple[str, str]:
+    """Say what the network does, and what it does not know."""
+    task, kinds = model_task(facts["model"]), ", ".join(facts["class_names"])
+    if task == "parts":
+        count = len(facts["class_names"])
+        does = f"Labels {facts['num_classes']} parts of shapes of {count} categories: {kinds}."
+        return does, "It knows no other categories, and has to be told the shape's."
+    if task == "scenes":
+        kinds = ", ".join(facts["part_names"])
+        does = f"Labels the points of scenes by {facts['num_classes']} classes: {kinds}."
+    else:
+        does = f"Tells {facts['num_classes']} classes apart: {kinds}."
+    limit = "It knows no other classes: what is none of them is given one of them all the same."
+    return does, limit
 
 
 def card(facts: dict[str, Any], recipe: str) -> str:
     """Write the model card."""
     record = facts["record"]
     evaluation, environment = record["evaluation"], record["environment"]
+    does, limit = purpose(facts)
+    shown = [key for key in TITLES if key in evaluation]
+    items = evaluation.get("items", "shapes")
     rows = [
-        f"| {head} | {100 * x['overall_accuracy']:.2f} | {100 * x['class_accuracy']:.2f} "
-        f"| {100 * x['rotation_agreement']:.2f} |"
-        for head, x in evaluation["heads"].items()
+        f"| {head} | {' | '.join(f'{100 * figures[key]:.2f}' for key in shown)} |"
+        for head, figures in evaluation["heads"].items()
     ]
     lines = [
         f"# {facts['model']}",
         "",
-        f"Tells {facts['num_classes']} classes apart: {', '.join(facts['class_names'])}.",
+        does,
         "",
         f"- **Trained** on {facts['data']} (rotation {facts['rotation']}, up axis {facts['up']}), "
         f"{record['config']['epochs']} epochs, seed {record['seed']}, "
@@ -89,14 +117,14 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         "apply to what is made from it.",
         f"- **File**: SHA-256 {facts['sha256']}; matrices in float16.",
         "",
-        f"Accuracy in percent on {evaluation['samples']} shapes ({evaluation['split']} split), "
-        f"rotation {evaluation['rotation']}, {evaluation['rotations_per_shape']} a shape (of the "
-        'float32 weights; "combined" is the answer):',
+        f"In percent, on {evaluation['samples']} {items} ({evaluation['split']} split), rotation "
+        f"{evaluation['rotation']}, {evaluation['rotations_per_shape']} each (of the float32 "
+        'weights; "combined" is the answer):',
         "",
-        "| head | overall | class mean | rotation agreement |",
-        "|---|---|---|---|",
+        f"| head | {' | '.join(TITLES[key] for key in shown)} |",
+        "|---|" + "---|" * len(shown),
         *rows,
         "",
-        "It knows no other classes: what is none of them is given one of them all the same.",
+        limit,
     ]
     return "\n".join(lines) + "\n"
