@@ -215,6 +215,7 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
+    from matplotlib.ticker import MaxNLocator
 
     figure = NewFigure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -235,6 +236,8 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     left.set(xlabel="epoch", ylabel="loss", yscale="log")
     right.set(xlabel="epoch", ylabel="accuracy in percent (pale: training batches; dots: held out)")
     right.yaxis.label.set_size("small")
+    for axes in (left, right):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(fontsize="small")
     return figure
 

@@ -11,7 +11,7 @@ from locotrans.models import create_model, list_models
 from locotrans.training import preset_config
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.loop import best_test_epoch
-from locotrans.training.report import PAPER, network_cost, render
+from locotrans.training.report import PAPER, network_cost, read_curves, render
 from locotrans.training.results import aggregate, read_results
 
 FULL, LIGHT = "locotrans_dgcnn", "locotrans_dgcnn_light"
@@ -153,6 +153,29 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     assert rows[FULL] == ["", "float32", "z/so3", "91.01", "91.50"]
 
 
+def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
+    _, evaluated, files = shelf
+    evaluated(FULL, {**evaluation(0.91), "samples": 2468, "points": 1024})
+    evaluated(FULL, {**evaluation(0.7), "samples": 2468, "points": 512})
+    evaluated(FULL, {**evaluation(0.6), "samples": 100, "points": 1024})
+    evaluated(LIGHT, {**evaluation(0.5), "samples": 2468, "points": 512})
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.00"
+    assert section(text, "Tab. 1:")["LocoTrans, light"][3] == ""
+    assert "modelnet40:hdf5 test, 2,468 clouds | 91.00" in text
+    assert "modelnet40:hdf5 test, 2,468 clouds of 512 points | 70.00" in text
+    assert "modelnet40:hdf5 test, 100 clouds | 60.00" in text
+
+
+def test_curves_of_folders_of_one_name_are_kept_apart(tmp_path):
+    for place in ("full/seed0", "light/seed0"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "metrics.jsonl").write_text('{"epoch": 1}\n')
+    runs = [tmp_path / "full/seed0", tmp_path / "light/seed0"]
+    assert list(read_curves(runs)) == [str(run) for run in runs]
+    assert list(read_curves(runs[:1])) == ["seed0"]
+
+
 def test_perturbations_and_samplings(shelf):
     _, evaluated, files = shelf
     shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
@@ -175,6 +198,8 @@ def test_files_that_are_no_records_are_named(tmp_path):
     file.write_text('{"a": 1}')
     with pytest.raises(ValueError, match=r"other\.json is neither a record of `train` nor"):
         read_results([file])
+    with pytest.raises(ValueError, match=r"gone\.json does not exist; name run folders"):
+        read_results([tmp_path / "gone.json"])
     with pytest.raises(ValueError, match="is not a finished run"):
         read_results([tmp_path])
 
@@ -224,7 +249,8 @@ def test_the_command(uncut, tmp_path, capsys, monkeypatch):
     text = out.read_text()
     assert "![training curves](curves.png)" in text
     assert curves.read_bytes().startswith(b"\x89PNG")
-    assert "## No preset: settings without a preset, but" in text
+    assert "## No preset: the defaults, but" in text
+    assert "widths=8,8 " in text  # as it is given to `train`
     record = json.loads((uncut / "record.json").read_text())
     assert f"| {100 * record['evaluation']['overall_accuracy']:.2f} |" in text
     with pytest.raises(SystemExit):

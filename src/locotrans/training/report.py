@@ -52,7 +52,7 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
         lines += [f"![training curves]({curves})", ""]
     for preset, departures in recipes:
         mine = [r for r in results if (r.key.preset, r.key.departures) == (preset, departures)]
-        title = PRESETS[preset].title if preset in PRESETS else "settings without a preset"
+        title = PRESETS[preset].title if preset in PRESETS else "the defaults"
         but = f", but {departures}" if departures else ""
         lines += [f"## {preset or 'No preset'}: {title}{but}", ""]
         for table in paper["tables"]:
@@ -99,25 +99,31 @@ def paper_table(
 def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
     """Write the figure that a query asks for, or nothing if it was not run.
 
-    Networks trained in float32 and in mixed precision are two figures.
+    Networks trained in float32 and in mixed precision are two figures. Clouds of other sizes than
+    in training do not count, nor evaluations of fewer clouds than another.
     """
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
     head, figure = query.get("head", "combined"), query.get("figure", "overall_accuracy")
-    values: dict[str, list[float]] = {"float32": [], "mixed": []}
-    for result in results:
-        key = result.key
-        if (
-            (key.model, key.options) == (query["model"], options)
-            and (key.train, key.test) == (query["train"], query["test"])
-            and key.perturbation == perturbation
-            and data in (key.data, key.data.partition(":")[0])
-            and key.split == "test"
-            and head in result.heads
-        ):
-            values[key.precision].append(result.heads[head][figure])
-    texts = [aggregate(values["float32"])] if values["float32"] else []
-    texts += [f"{aggregate(values['mixed'])} {MARK}"] if values["mixed"] else []
+    found = [
+        result
+        for result in results
+        if (result.key.model, result.key.options) == (query["model"], options)
+        and (result.key.train, result.key.test) == (query["train"], query["test"])
+        and result.key.perturbation == perturbation
+        and data in (result.key.data, result.key.data.partition(":")[0])
+        and (result.key.split, result.key.resized) == ("test", 0)
+        and head in result.heads
+    ]
+    most = max((result.key.samples for result in found), default=0)
+    texts = []
+    for precision, mark in (("float32", ""), ("mixed", f" {MARK}")):
+        values = [
+            result.heads[head][figure]
+            for result in found
+            if (result.key.precision, result.key.samples) == (precision, most)
+        ]
+        texts += [aggregate(values) + mark] if values else []
     return "; ".join(texts)
 
 
@@ -132,6 +138,13 @@ def run_cells(key: Key) -> list[str]:
     """Say what was trained and how it was tested, in the columns `RUN`."""
     options = " ".join(f"{name}={value}" for name, value in key.options)
     return [key.model, options, key.precision, f"{key.train}/{key.test}"]
+
+
+def data_cell(key: Key) -> str:
+    """Say what was measured."""
+    count = f", {key.samples:,} clouds" if key.samples else ""
+    points = f" of {key.resized:,} points" if key.resized else ""
+    return f"{key.data} {key.split}{count}{points}"
 
 
 def run_title(key: Key) -> str:
@@ -152,9 +165,8 @@ def all_runs(results: Sequence[Result]) -> list[str]:
             for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
         ]
         without = [r.without_excluded for r in same if r.without_excluded is not None]
-        where = f"{key.data} {key.split}"
         last = aggregate(without) if without else ""
-        rows.append([*run_cells(key), where, *figures, last])
+        rows.append([*run_cells(key), data_cell(key), *figures, last])
     header = [*RUN, "data", "overall", "class mean", "agreement"]
     table = markdown([*header, "overall, without excluded"], rows)
     return ["### All evaluations", "", *table, ""] if rows else []
@@ -175,7 +187,7 @@ def segmentations(results: Sequence[Result]) -> list[str]:
             aggregate([x[name] for x in combined]) if name in combined[0] else ""
             for name in SEGMENTATION
         ]
-        rows.append([*run_cells(key), f"{key.data} {key.split}", *figures])
+        rows.append([*run_cells(key), data_cell(key), *figures])
         names.append(run_title(key))
         for name, each in tables_of(combined).items():
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
@@ -259,10 +271,11 @@ def network_cost(
 
 
 def read_curves(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
-    """Read the metrics of run folders, a line an epoch, by the folder's name."""
+    """Read the metrics of run folders, a line an epoch, by name, or by path if two share a name."""
+    folders = [run for run in runs if run.is_dir() and (run / "metrics.jsonl").exists()]
+    unique = len({run.name for run in folders}) == len(folders)
     curves = {}
-    for run in runs:
-        file = run / "metrics.jsonl"
-        if run.is_dir() and file.exists():
-            curves[run.name] = [json.loads(line) for line in file.read_text().splitlines()]
+    for run in folders:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        curves[run.name if unique else str(run)] = [json.loads(line) for line in lines]
     return curves

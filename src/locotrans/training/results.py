@@ -3,8 +3,8 @@
 Three kinds of JSON are read: the record of a run (``record.json``), what `eval --json` wrote, and
 what `perturb --json` and `samplings --json` wrote. A result is identified by the recipe (a preset
 and what departs from it), the model, its options, the rotations of training and testing, the
-precision of training, the data, and the perturbation; results that differ in the seed alone are
-aggregated.
+precision of training, the data (how many clouds, of how many points), and the perturbation; results
+that differ in the seed alone are aggregated.
 """
 
 import dataclasses
@@ -36,6 +36,10 @@ class Key:
     split: str
     precision: str
     """Of training; an evaluation is always in float32."""
+    samples: int = 0
+    """Clouds that were measured, where it is told."""
+    resized: int = 0
+    """Points of these clouds, where they are not as many as in training."""
     perturbation: tuple[str, float] | None = None
 
 
@@ -64,6 +68,8 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
         file = path / "record.json" if path.is_dir() else path
         if path.is_dir() and not file.exists():
             raise ValueError(f"{path} is not a finished run: it has no record.json")
+        if not file.exists():
+            raise ValueError(f"{path} does not exist; name run folders and JSON files of results")
         for result in results_of(read_json(file), file):
             place = (result.key, result.seed)
             before = found.get(place)
@@ -119,6 +125,7 @@ def key_of(
         if getattr(config, name) != getattr(base, name):
             options[name] = _text(getattr(config, name))
     departures = ", ".join(f"{name} {_text(x)}" for name, x in deviations(config).items())
+    points = measured.get("points", config.points)
     return Key(
         preset=config.preset or "",
         departures=departures,
@@ -129,11 +136,16 @@ def key_of(
         data=measured["data"],
         split=measured["split"],
         precision=config.precision,
+        samples=measured.get("samples", 0),
+        resized=0 if points == config.points else points,
         perturbation=perturbation,
     )
 
 
 def _text(value: Any) -> str:
+    """Write a setting as it is given to `train`."""
+    if isinstance(value, tuple):
+        return ",".join(map(_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
