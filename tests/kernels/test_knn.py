@@ -81,7 +81,7 @@ def test_sizes_and_kinds_of_places(n, k, kind, device, generator):
         found = fused(given, k, coordinates, device)
         assert same_sets(found, plain)
         if n <= kernel.COLUMNS:
-            assert (found.diff() > 0).all()
+            assert (found.sort(-1).values.diff() > 0).all()
 
 
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
@@ -110,11 +110,11 @@ def test_more_equal_points_than_neighbors(device, generator):
     assert (fused(equal, 3, False, device) == torch.arange(3)).all()
 
 
-def test_candidates_from_all_blocks_of_columns_come_in_order(device, monkeypatch, generator):
+def test_candidates_come_from_all_blocks_of_columns(device, monkeypatch, generator):
     monkeypatch.setattr(kernel, "GROUPS", 4)  # 16 columns are four blocks
+    monkeypatch.setattr(kernel, "ROUNDS", 24)  # enough for the list
     x = torch.randn(1, 13, 3, generator=generator)
-    found = fused(x, 2, True, device)
-    assert torch.equal(found.long(), knn(x, 2).sort(-1).values)
+    assert same_sets(fused(x, 2, True, device), knn(x, 2))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
@@ -124,7 +124,7 @@ def test_numbers_that_are_none_have_neighbors_too(device, generator):
     for coordinates in (True, False):
         found = fused(x, 3, coordinates, device)
         assert ((found >= 0) & (found < 7)).all()
-        assert (found.diff() > 0).all()
+        assert (found.sort(-1).values.diff() > 0).all()
 
 
 @pytest.mark.parametrize("c", [5, 150])
