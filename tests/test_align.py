@@ -131,5 +131,15 @@ def test_mistakes_are_named(chair, tmp_path):
         align(create_model("dgcnn", 3), chair, chair)
     with pytest.raises(ValueError, match="all points of the clouds are the same"):
         align(create_model("dgcnn", 3), 0 * chair, 0 * chair)
+    with pytest.raises(ValueError, match="needs a network that classifies"):
+        align(create_model("vn_dgcnn_partseg", 3), chair, chair)
     with pytest.raises(ValueError, match=r"must end in \.ply or \.npy"):
         write_cloud(tmp_path / "cloud.obj", chair)
+
+
+@pytest.mark.parametrize("flag", [["--out", "a.xyz"], ["--out", "no/a.ply"], ["--json", "no/a"]])
+def test_what_cannot_be_written_is_told_before_the_work(flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["align", "a.ply", "b.ply", "--weights", "none", *flag])  # none of them is read
+    assert flag[1] in capsys.readouterr().err

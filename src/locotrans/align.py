@@ -21,7 +21,8 @@ from torch import nn
 
 from locotrans.geometry import rotation_angle
 from locotrans.training.predict.samples import choose_points
-from locotrans.training.record import write_atomically
+from locotrans.training.record import check_writable, write_atomically
+from locotrans.training.tasks import is_segmenter
 
 STEPS = 60  # of the refinement, at most
 POINTS = 4096  # that the refinement looks at, at most
@@ -69,6 +70,8 @@ def align(
         refine: improve the network's answer by iterated closest points.
         seed: of the choice of points.
     """
+    if is_segmenter(network):
+        raise ValueError("alignment needs a network that classifies, and this one labels points")
     for name, cloud in (("first", a), ("second", b)):
         if cloud.ndim != 2 or cloud.shape[1] != 3 or len(cloud) < 3:
             raise ValueError(f"the {name} cloud must have the shape (n, 3), got {cloud.shape}")
@@ -177,10 +180,16 @@ def read_points(path: Path) -> Points:
     return cloud.points.double().numpy() + np.array(cloud.offset)
 
 
-def write_cloud(path: Path, points: Points) -> None:
-    """Write points as .ply or .npy, in double precision."""
+def check_cloud_file(path: Path) -> None:
+    """Raise the error that `write_cloud` would, before the work."""
     if path.suffix not in (".ply", ".npy"):
         raise ValueError(f"{path} must end in .ply or .npy")
+    check_writable(path)
+
+
+def write_cloud(path: Path, points: Points) -> None:
+    """Write points as .ply or .npy, in double precision."""
+    check_cloud_file(path)
     if path.suffix == ".npy":
         buffer = io.BytesIO()
         np.save(buffer, points)

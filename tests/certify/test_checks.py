@@ -93,6 +93,7 @@ def test_networks_on_plain_coordinates_fail_and_it_is_said_by_how_much(name, clo
     worst = rotation["worst rotation found"].error
     assert f"{worst:.1e}" in str(certificate)
     assert f"{name} fails" in certificate.summary()
+    assert certificate.summary().endswith("of the spread, where at most 1e-08 is asked for")
     # nothing else is wrong with them
     assert {row.name for row in certificate.failures} == {"rotation", "float32"}
 

@@ -122,6 +122,12 @@ def test_what_belongs_to_no_class_is_told(own):
     (own / "readme.txt").write_text("hats and ties")
     text = "\n".join(check(own).lines())
     assert "4 files beside the class folders belong to no class: a.npy, b.npy, c.npy, ..." in text
+    for split in ("train", "test"):
+        (own / "cap" / split).mkdir(parents=True)
+        np.save(own / "cap" / split / "a.npy", np.eye(3))
+    np.save(own / "cap" / "lost.npy", np.eye(3))
+    text = "\n".join(check(own).lines())
+    assert "1 files beside the folders of splits are in no split: cap/lost.npy" in text
     (own / "sock").mkdir()
     (own / "shoe").mkdir()
     assert f"class folders {own}/shoe, {own}/sock hold no files" in check(own).problems[0]

@@ -335,3 +335,10 @@ def test_tables_as_programs_write_them(folder, text, encoding):
     (folder / "shapes.csv").write_bytes(text.encode(encoding))
     clouds = load_dataset("csv", "test", root=folder / "shapes.csv", points=8)
     assert (clouds.ids, clouds.class_names) == (("apple/2.xyz",), ("a", "b"))
+
+
+@pytest.mark.parametrize("name", ["folder", "csv"])
+def test_without_a_root_one_is_asked_for(name, own_cache):
+    (own_cache / "anything").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=rf"^{name}: name the .* as root \(--root\)"):
+        load_dataset(name, "test")

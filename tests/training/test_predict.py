@@ -300,6 +300,7 @@ def test_nothing_to_read(tmp_path):
         find_files([tmp_path])
     with pytest.raises(ValueError, match="name files or folders"):
         find_files([])
+    assert load_sample(tmp_path, 8).error == "is a folder: name a file in it"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -71,9 +71,9 @@ class Certificate:
         worst = max(self.failures, key=lambda row: row.error or 0.0)
         return (
             f"{self.target} fails {len(self.failures)} of {len(self.rows)} checks; by most in "
-            f"{worst.check!r}: {worst.output} {_size(worst.error)} of the spread, {worst.expected} "
-            f"asks for {'at most' if worst.expected == 'keeps' else 'more than'} "
-            f"{worst.tolerance:.0e}"
+            f"{worst.check!r}: {worst.output} {_size(worst.error)} of the spread, where "
+            f"{'at most' if worst.expected == 'keeps' else 'more than'} {worst.tolerance:.0e} "
+            "is asked for"
         )
 
     def lines(self) -> list[str]:

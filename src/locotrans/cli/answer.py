@@ -183,10 +183,14 @@ def align(
         seed: Seed of the choice of points.
     """
     from locotrans.align import align as find
-    from locotrans.align import angle_of, read_points, write_cloud
+    from locotrans.align import angle_of, check_cloud_file, read_points, write_cloud
     from locotrans.training import load_weights
-    from locotrans.training.record import write_json
+    from locotrans.training.record import check_writable, write_json
 
+    if out is not None:
+        check_cloud_file(out)
+    if json is not None:
+        check_writable(json)
     network, _ = load_weights(weights)
     first, second = read_points(a), read_points(b)
     found = find(network, first, second, points=points, refine=refine, seed=seed)

@@ -2,12 +2,13 @@
 
 import json
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import FewerPointsError
-from locotrans.data.listing import is_table
+from locotrans.data.listing import is_split, is_table
 from locotrans.data.modelnet import LAYOUTS as MODELNET
 from locotrans.data.own import KEEP, file_sizes
 from locotrans.data.parttext import read_lists
@@ -260,12 +261,27 @@ def _count(
 
 
 def _loose(root: Path) -> list[str]:
-    """Say which clouds lie beside the class folders; tables and notes are text as well."""
+    """Say which clouds lie beside the folders of classes, or of splits."""
+    notes = []
+    names = _clouds_beside(root)
+    if names:
+        notes.append(f"{len(names):,} files beside the class folders belong to no class: ")
+        notes[-1] += _some(names)
+    split = [place for place in _below(root) if any(is_split(x.name) for x in _below(place))]
+    names = [f"{place.name}/{name}" for place in split for name in _clouds_beside(place)]
+    if names:
+        notes.append(f"{len(names):,} files beside the folders of splits are in no split: ")
+        notes[-1] += _some(names)
+    return notes
+
+
+def _clouds_beside(folder: Path) -> list[str]:
+    """Name the clouds directly in a folder; tables and notes are text as well."""
     from locotrans.data.readers import FORMATS
 
     known = set(FORMATS) - {".txt", ".csv"}
-    names = sorted(x.name for x in root.iterdir() if x.is_file() and x.suffix.lower() in known)
-    if not names:
-        return []
-    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return [f"{len(names):,} files beside the class folders belong to no class: {shown}"]
+    return sorted(x.name for x in folder.iterdir() if x.is_file() and x.suffix.lower() in known)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -82,8 +82,8 @@ def _class_folders(root: Path) -> list[tuple[Path, str]]:
 def _splits_of(folder: Path) -> list[tuple[str, Path]]:
     """List the folders that are named as splits, if there are such."""
     subs = _subfolders(folder)
-    named = [(SPLIT_NAMES[sub.name.lower()], sub) for sub in subs if _is_split(sub.name)]
-    others = [sub.name for sub in subs if not _is_split(sub.name)]
+    named = [(SPLIT_NAMES[sub.name.lower()], sub) for sub in subs if is_split(sub.name)]
+    others = [sub.name for sub in subs if not is_split(sub.name)]
     if named and others:
         raise ValueError(
             f"{folder} holds {named[0][1].name}/, which is named as a split, beside {others[0]}/, "
@@ -92,7 +92,8 @@ def _splits_of(folder: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def _is_split(name: str) -> bool:
+def is_split(name: str) -> bool:
+    """Say whether a folder is named as a split."""
     return name.lower() in SPLIT_NAMES
 
 

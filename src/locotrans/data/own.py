@@ -25,7 +25,7 @@ from locotrans.data.prepared import (
     resample,
 )
 from locotrans.data.registry import log, register_dataset
-from locotrans.data.roots import check_split, data_root, read_lines
+from locotrans.data.roots import DATA_VARIABLE, cache_root, check_split, data_root, read_lines
 
 KEEP = 8192
 """Points that are kept of each file, unless more are asked for."""
@@ -102,6 +102,11 @@ class Listing:
 def entries_of(name: str, root: Path | None) -> Listing:
     """List the files of a "folder" or a "csv"."""
     place = data_root(root)
+    if place == cache_root():  # which holds what we prepared, and nothing of the user's
+        what = "the folder that holds one per class" if name == "folder" else "the table"
+        raise FileNotFoundError(
+            f"{name}: name {what} as root (--root), or in the environment variable {DATA_VARIABLE}"
+        )
     if name == "folder":
         return Listing(place, place, list_folder(place))
     if place.is_dir():

@@ -4,6 +4,7 @@ An answer is a function of the file, the weights and the seed: the random number
 start from the same seed, whatever stands beside it.
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -69,7 +70,7 @@ def load_sample(
 def _load(path: Path, count: int, seed: int, max_bytes: int, choice: Choice) -> Sample:
     from locotrans.data.readers import read_cloud
 
-    if path.is_dir():
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # as `walk` gives it
         raise OSError(f"{path}: is a folder that cannot be listed: change its permissions")
     # from a surface, as many points are drawn as for training
     cloud = read_cloud(path, samples=max(count, KEEP), seed=seed, max_bytes=max_bytes)

@@ -71,7 +71,7 @@ class Index:
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no index ({' '.join(str(error).split())}): "
-                "remove it and make it anew by `locotrans index`"
+                "name another file, or make the index anew by `locotrans index`"
             ) from None
         if form != FORMAT:
             raise ValueError(f"{path} has format {form}, this version reads {FORMAT}: make it anew")
