@@ -179,7 +179,7 @@ def test_curves_of_folders_of_one_name_are_kept_apart(tmp_path):
 def test_perturbations_and_samplings(shelf):
     _, evaluated, files = shelf
     shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
-    cases = (("none", 0, 0.9), ("noise", 0.02, 0.7), ("dropped", 300, 0.6))
+    cases = [("none", 0, 0.9), ("noise", 0.02, 0.7), ("dropped", 300, 0.6), ("dropped", 20, 0.8)]
     rows = [{"name": n, "value": v, "heads": heads(x)} for n, v, x in cases]
     evaluated(LIGHT, {**shared, "rows": rows})
     sampled = [
@@ -190,6 +190,11 @@ def test_perturbations_and_samplings(shelf):
     text = report(files)
     assert section(text, "Tab. 9:")["LCRF, noise 0.02"] == ["77.1", "", "70.00"]
     assert section(text, "Tab. 9:")["LCRF, 300 points dropped"] == ["72.4", "", "60.00"]
+    assert re.findall(r"\| dropped \| (\d+) \| (\S+) \| 99.50 \|", text) == [
+        ("20", "80.00"),
+        ("300", "60.00"),
+    ]
+    assert f"### Perturbations: {LIGHT}, z/so3, modelnet40:hdf5 test\n" in text
     assert section(text, "### Samplings")["scan lines"] == ["512", "85.00", "5.00"]
 
 

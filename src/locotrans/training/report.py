@@ -60,7 +60,8 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
             text, filled = paper_table(table, data, mine, cost)
             if filled or ((preset, departures) == (MAIN, "") and data == paper["data"]):
                 lines += text
-        lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine), *sampled_clouds(mine)]
+        lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine)]
+        lines += [*perturbed_clouds(mine), *sampled_clouds(mine)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -218,6 +219,24 @@ def best_epochs(results: Sequence[Result]) -> list[str]:
     header = [*RUN, "last epoch", "best test epoch"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
     return [title, "", *markdown(header, rows), ""] if rows else []
+
+
+def perturbed_clouds(results: Sequence[Result]) -> list[str]:
+    """Write the accuracy under every perturbation, a table for each network."""
+    tables: dict[str, list[list[str]]] = {}
+    found = [r for r in results if r.key.perturbation is not None and not r.sampled]
+    for key, same in sorted(groups(found), key=lambda group: group[0].perturbation or ()):
+        name, value = key.perturbation or ("", 0.0)
+        figures = [
+            aggregate([r.heads["combined"][figure] for r in same])
+            for figure in ("overall_accuracy", "rotation_agreement")
+        ]
+        title = f"### Perturbations: {run_title(key)}, {data_cell(key)}"
+        tables.setdefault(title, []).append([name, f"{value:g}", *figures])
+    header = ["perturbation", "value", "overall", "agreement"]
+    return [
+        line for title, rows in tables.items() for line in (title, "", *markdown(header, rows), "")
+    ]
 
 
 def sampled_clouds(results: Sequence[Result]) -> list[str]:
