@@ -3,6 +3,10 @@
 Where nothing is to be kept for a backward pass and batch norms are known, the edge tensor between
 the last two products (see `rpr`) need not exist: its channels are made some at a time, and go into
 the last product, and that into the maximum over the neighbours, from registers.
+
+Where torch allows products in TF32, these are of half precision, with sums in float32: it has as
+many digits, and tensor cores are twice as fast. Its range is smaller. That suffices for what comes
+from a batch norm and a ReLU, cut at its largest number; matrices are divided by their largest entry.
 """
 
 from typing import no_type_check
@@ -10,7 +14,44 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from locotrans.kernels.rpr_tiles import dot, load_matrix, load_rows, load_vector, store_rows
+from locotrans.kernels.rpr_tiles import (
+    dot,
+    load_matrix,
+    load_rows,
+    load_vector,
+    operand,
+    store_rows,
+)
+
+
+@triton.jit
+@no_type_check
+def _factor(w, largest, PRECISION: tl.constexpr):
+    """Convert a matrix to what a product multiplies, divided by ``largest``."""
+    if PRECISION == "half":
+        return (w / largest).to(tl.float16)
+    else:
+        return operand(w, PRECISION)
+
+
+@triton.jit
+@no_type_check
+def _largest(w, PRECISION: tl.constexpr):
+    """What a matrix is to be divided by: its largest entry for half precision, else one."""
+    if PRECISION == "half":
+        return tl.maximum(tl.max(tl.max(tl.abs(w), axis=1), axis=0), 1e-30)
+    else:
+        return 1.0
+
+
+@triton.jit
+@no_type_check
+def _product(a, w, PRECISION: tl.constexpr):
+    """Multiply what a ReLU gave with a matrix."""
+    if PRECISION == "half":
+        return tl.dot(tl.minimum(a, 65504.0).to(tl.float16), w)
+    else:
+        return dot(a, w, PRECISION)
 
 
 @triton.jit
@@ -23,18 +64,18 @@ def _again(pointer, cols, COLS: tl.constexpr):
 @triton.jit
 @no_type_check
 def _channels(
-    a, inner, outer, bias_ptr, norm_ptr, factor_ptr, j, inside, c, CO: tl.constexpr,
+    a, inner, largest, outer, bias_ptr, norm_ptr, factor_ptr, j, inside, c, CO: tl.constexpr,
     COP: tl.constexpr, MULTIPLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the channels c between the products add to the last one."""
     if MULTIPLY:  # loaded first: the product then keeps its layout
         factor = load_rows(factor_ptr, j, c, COP, inside)
-    y = dot(a, inner, PRECISION) + _again(bias_ptr, c, CO)
+    y = _product(a, inner, PRECISION) * largest + _again(bias_ptr, c, CO)
     if MULTIPLY:
         y *= factor
     scale = _again(norm_ptr, c, COP)
     shift = _again(norm_ptr + COP, c, COP)
-    return dot(tl.maximum(y * scale + shift, 0.0), outer, PRECISION)
+    return _product(tl.maximum(y * scale + shift, 0.0), outer, PRECISION)
 
 
 @triton.jit
@@ -76,11 +117,19 @@ def last_kernel(
     c0 = tl.arange(0, CHANNELS)
     c1 = CHANNELS + c0
     d = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    inner0 = load_matrix(inner_ptr, ci, c0, 1, CI, CI, CO, PRECISION)  # (CIP, CHANNELS)
-    outer0 = load_matrix(weight_ptr, c0, d, 1, stride, CO, D, PRECISION)  # (CHANNELS, COLS)
+    inner0 = load_matrix(inner_ptr, ci, c0, 1, CI, CI, CO, "ieee")  # (CIP, CHANNELS)
+    outer0 = load_matrix(weight_ptr, c0, d, 1, stride, CO, D, "ieee")  # (CHANNELS, COLS)
+    inner_largest = _largest(inner0, PRECISION)
+    outer_largest = _largest(outer0, PRECISION)
     if COP > CHANNELS:
-        inner1 = load_matrix(inner_ptr, ci, c1, 1, CI, CI, CO, PRECISION)
-        outer1 = load_matrix(weight_ptr, c1, d, 1, stride, CO, D, PRECISION)
+        inner1 = load_matrix(inner_ptr, ci, c1, 1, CI, CI, CO, "ieee")
+        outer1 = load_matrix(weight_ptr, c1, d, 1, stride, CO, D, "ieee")
+        inner_largest = tl.maximum(inner_largest, _largest(inner1, PRECISION))
+        outer_largest = tl.maximum(outer_largest, _largest(outer1, PRECISION))
+        inner1 = _factor(inner1, inner_largest, PRECISION)
+        outer1 = _factor(outer1, outer_largest, PRECISION)
+    inner0 = _factor(inner0, inner_largest, PRECISION)
+    outer0 = _factor(outer0, outer_largest, PRECISION)
     best = tl.full((ROWS, COLS), float("-inf"), tl.float32)
     for n in range(k):
         scale = _again(norm_ptr, ci, CIP)
@@ -89,16 +138,16 @@ def last_kernel(
         x = load_rows(x_ptr, r * k + n, ci, CIP, inside)
         a = tl.maximum(x * scale + shift, 0.0)
         e = _channels(
-            a, inner0, outer0, bias_ptr, inner_norm_ptr, factor_ptr, j, inside, c0, CO, COP,
-            MULTIPLY, PRECISION,
+            a, inner0, inner_largest, outer0, bias_ptr, inner_norm_ptr, factor_ptr, j, inside, c0,
+            CO, COP, MULTIPLY, PRECISION,
         )  # fmt: skip
         if COP > CHANNELS:
             e += _channels(
-                a, inner1, outer1, bias_ptr, inner_norm_ptr, factor_ptr, j, inside, c1, CO, COP,
-                MULTIPLY, PRECISION,
+                a, inner1, inner_largest, outer1, bias_ptr, inner_norm_ptr, factor_ptr, j, inside,
+                c1, CO, COP, MULTIPLY, PRECISION,
             )  # fmt: skip
         best = tl.maximum(best, e * _again(out_norm_ptr, d, DP))
     scale = load_vector(out_norm_ptr, d, DP)
     shift = load_vector(out_norm_ptr + DP, d, DP)
-    best += load_rows(z_ptr, r, d, DP, inside) * scale + shift
+    best = best * outer_largest + load_rows(z_ptr, r, d, DP, inside) * scale + shift
     store_rows(out_ptr, r, d, DP, inside, tl.where(best > 0, best, best * SLOPE))

@@ -287,7 +287,8 @@ def _last(
         out_norm, out, plan.points, plan.k, weight.stride(0),
         CI=linear.in_features, CO=linear.out_features, D=weight.shape[0], CIP=x.shape[1], COP=cop,
         DP=dp, ROWS=launch.rows, COLS=columns, CHANNELS=min(64, cop),
-        MULTIPLY=linear is plan.layers.kernel2, SLOPE=SLOPE, PRECISION=plan.precision,
+        MULTIPLY=linear is plan.layers.kernel2, SLOPE=SLOPE,
+        PRECISION="half" if plan.precision == "tf32" else plan.precision,
         **launch.options(),
     )  # fmt: skip
     return out[:, : weight.shape[0]]
