@@ -61,7 +61,7 @@ def vn_edge_case(size: Size, d: int) -> Case:
     gathers = 24 * d * k * N
 
     def make(size: Size) -> Problem:
-        from locotrans.kernels.vn import vn_edge_conv
+        from locotrans.kernels.vn_edges import vn_edge_conv
         from locotrans.kernels.vn_weights import aligned
 
         width, neighbors, norm = (
@@ -91,7 +91,7 @@ def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
     V = 12 * d * size.b * size.n
 
     def make(size: Size) -> Problem:
-        from locotrans.kernels.vn import vn_norm_act
+        from locotrans.kernels.vn_points import vn_norm_act
         from locotrans.kernels.vn_weights import aligned
 
         width, norm = aligned(d), VNBatchNorm(d).to(size.device)

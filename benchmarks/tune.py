@@ -148,11 +148,11 @@ def settings() -> Iterator[Setting]:
                 value = (constant, 132 * programs)
                 yield make((value,) if launch is None else (value, (table, (key, launch))))
     for rows, channels, warps in itertools.product((4, 8, 16), (32, 64), (2, 4)):
-        values = (("EDGE_ROWS", rows), ("CHANNELS", channels), ("WARPS", warps))
-        yield Setting("_edge_", ("vn_edge_conv 21", "vn_edge_conv 85"), "vn", values)
+        values = (("ROWS", rows), ("CHANNELS", channels), ("WARPS", warps))
+        yield Setting("vn_edge_", ("vn_edge_conv 21", "vn_edge_conv 85"), "vn_edges", values)
     for rows, channels, warps in itertools.product((8, 16, 32), (32, 64), (4, 8)):
-        values = (("POINT_ROWS", rows), ("CHANNELS", channels), ("WARPS", warps))
-        yield Setting("_point_", ("vn_norm_act 341", "vn_norm_act 170"), "vn", values)
+        values = (("ROWS", rows), ("CHANNELS", channels), ("WARPS", warps))
+        yield Setting("vn_point_", ("vn_norm_act 341", "vn_norm_act 170"), "vn_points", values)
     for groups in (128, 256):
         values = (("GROUPS", groups),)
         yield Setting("_select_", ("knn of coordinates", "knn of 64 features"), "knn", values)

@@ -15,7 +15,7 @@ from locotrans.nn.rpr import FrameConv
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import edge_max as kernel
-from locotrans.kernels import vn
+from locotrans.kernels import statistics
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_float64(device, generator):
 
 
 def test_programs_share_the_tiles(device, generator, monkeypatch):
-    monkeypatch.setattr(vn, "PROGRAMS", 2)
+    monkeypatch.setattr(statistics, "PROGRAMS", 2)
     x, neighbors = graph(1, 150, 1, 3, generator)
     compare_edge_conv(used(EdgeConv(3, 5)), x, neighbors, device=device)
     compare_frame_conv(used(FrameConv(5)), x, neighbors, generator, device=device)

@@ -11,7 +11,9 @@ from interpreted import LONG
 from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from locotrans.kernels import vn as kernel
+from locotrans.kernels import statistics
+from locotrans.kernels.vn_edges import vn_edge_conv
+from locotrans.kernels.vn_points import vn_norm_act
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def fused_edge_conv(layer, v, neighbors):
     index = (neighbors + offset).reshape(b * n, k).int()
     w1, w2 = torch.cat([layer.linear.weight, layer.direction.weight]).chunk(2, dim=1)
     uw = F.linear(v, torch.cat([w1, w2 - w1])).flatten(0, 1)
-    return kernel.vn_edge_conv(uw, index, *norm_arguments(layer.norm)).reshape(b, n, 3, -1)
+    return vn_edge_conv(uw, index, *norm_arguments(layer.norm)).reshape(b, n, 3, -1)
 
 
 def fused_layer(layer, v, mean=None):
@@ -43,7 +45,7 @@ def fused_layer(layer, v, mean=None):
     direction = F.pad(layer.direction.weight, (0, 0, 0, 7 if shared else 0))
     halves = torch.cat([layer.linear.weight, direction]).chunk(1 if mean is None else 2, dim=1)
     pq, offset = F.linear(v, halves[0]), None if mean is None else F.linear(mean, halves[1])
-    return kernel.vn_norm_act(pq, *norm_arguments(layer.norm), shared=shared, offset=offset)
+    return vn_norm_act(pq, *norm_arguments(layer.norm), shared=shared, offset=offset)
 
 
 def layer_and_mean(layer, v):
@@ -146,7 +148,7 @@ def test_edge_conv_at_zero_vectors(zero, device, generator):
 
 
 def test_programs_share_the_tiles(device, generator, monkeypatch):
-    monkeypatch.setattr(kernel, "PROGRAMS", 2)
+    monkeypatch.setattr(statistics, "PROGRAMS", 2)
     v, neighbors = cloud(1, 25, 1, 2, generator)
     compare(used(VNEdgeConv(2, 5)), fused_edge_conv, v, neighbors, device=device)
     compare(used(VNLayer(2, 5)), fused_layer, v, device=device)
@@ -266,7 +268,7 @@ def test_bfloat16_is_storage_only(device, generator):
     plain = uw.bfloat16().double().requires_grad_()
     expected = plain_edges(plain, index, copy.deepcopy(norm).cpu().double())
     fused = uw.bfloat16().to(device).requires_grad_()
-    out = kernel.vn_edge_conv(fused, index.int().to(device), *norm_arguments(norm))
+    out = vn_edge_conv(fused, index.int().to(device), *norm_arguments(norm))
     assert out.dtype == torch.bfloat16
     assert_same(out, expected, 0.01)
     cotangent = torch.randn(out.shape, generator=generator).bfloat16()
@@ -282,7 +284,7 @@ def test_padding_stays_zero(device, generator):
     plain = uw.double().requires_grad_()
     expected = plain_edges(plain, index, copy.deepcopy(norm).double())
     padded = F.pad(uw.unflatten(2, (4, d)), (0, width - d)).flatten(2).to(device).requires_grad_()
-    out = kernel.vn_edge_conv(padded, index.int().to(device), *norm_arguments(norm.to(device)))
+    out = vn_edge_conv(padded, index.int().to(device), *norm_arguments(norm.to(device)))
     assert out.shape == (9, 3, width)
     assert_same(out, F.pad(expected, (0, width - d)), 1e-4)
     assert not out[..., d:].any()
@@ -296,18 +298,18 @@ def test_padding_stays_zero(device, generator):
 def test_one_edge_has_no_variance(device, generator):
     uw, index = (x.to(device) for x in edges(1, 1, 3, generator))
     with pytest.raises(ValueError, match="more than one"):
-        kernel.vn_edge_conv(uw, index, *norm_arguments(VNBatchNorm(3).to(device)))
+        vn_edge_conv(uw, index, *norm_arguments(VNBatchNorm(3).to(device)))
 
 
 def test_sizes_that_do_not_match_are_refused(device, generator):
     uw, index = (x.to(device) for x in edges(4, 2, 3, generator))
     norm = norm_arguments(VNBatchNorm(3).to(device))
     with pytest.raises(ValueError, match="belong together"):
-        kernel.vn_edge_conv(uw, index[:3], *norm)
+        vn_edge_conv(uw, index[:3], *norm)
     with pytest.raises(ValueError, match="belong together"):
-        kernel.vn_norm_act(uw[..., :4], *norm)
+        vn_norm_act(uw[..., :4], *norm)
     with pytest.raises(ValueError, match="belong together"):
-        kernel.vn_norm_act(uw[..., :6], *norm, offset=uw[:1])
+        vn_norm_act(uw[..., :6], *norm, offset=uw[:1])
 
 
 @pytest.mark.gpu
@@ -317,8 +319,8 @@ def test_a_cuda_graph_can_hold_them(generator):
     uw.requires_grad_()
 
     def step():
-        out = kernel.vn_edge_conv(uw, index, *norm_arguments(norm))
-        out = kernel.vn_norm_act(out.repeat(1, 1, 2), *norm_arguments(norm))
+        out = vn_edge_conv(uw, index, *norm_arguments(norm))
+        out = vn_norm_act(out.repeat(1, 1, 2), *norm_arguments(norm))
         return torch.autograd.grad(out.square().sum(), [uw, norm.norm.weight])
 
     stream = torch.cuda.Stream()

@@ -28,35 +28,19 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locotrans.kernels.vn import (
-    _channel,
-    _means,
-    _moments,
-    _norm,
-    _programs,
-    _real,
-    _store_partial,
+from locotrans.kernels.statistics import (
+    batch_moments,
+    load_means,
+    load_norm,
+    share_tiles,
+    store_partial,
 )
+from locotrans.kernels.tiles import arithmetic, load_channel, load_tile, store_tile
 
 # A program's tile is points x channels, 16 of them a thread.
 ROWS = 32
 CHANNELS = 64
 WARPS = 4
-
-
-@triton.jit
-@no_type_check
-def _load_tile(base, r, c, mask, REAL: tl.constexpr, WIDTH: tl.constexpr):
-    """Load some rows and channels of an (m, WIDTH) tensor."""
-    pointer = base + r.to(tl.int64)[:, None] * WIDTH + c[None, :]
-    return tl.load(pointer, mask=mask, other=0.0).to(REAL)
-
-
-@triton.jit
-@no_type_check
-def _store_tile(base, r, c, mask, x, WIDTH: tl.constexpr):
-    """Store some rows and channels of an (m, WIDTH) tensor."""
-    tl.store(base + r.to(tl.int64)[:, None] * WIDTH + c[None, :], x, mask=mask)
 
 
 @triton.jit
@@ -69,7 +53,7 @@ def _embed_statistics(
     blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    shift = _channel(y, c, WIDTH, REAL)
+    shift = load_channel(y, c, WIDTH, REAL)
     if program == 0:
         tl.store(shift_out + c[None, :], shift, mask=(c < WIDTH)[None, :])
     first = tl.zeros((ROWS, C), dtype=REAL)
@@ -77,10 +61,10 @@ def _embed_statistics(
     for tile in range(program, tl.cdiv(m, ROWS), programs):
         r = tile * ROWS + tl.arange(0, ROWS)
         mask = (r < m)[:, None] & (c < WIDTH)[None, :]
-        shifted = tl.where(mask, _load_tile(y, r, c, mask, REAL, WIDTH) - shift, 0.0)
+        shifted = tl.where(mask, load_tile(y, r, WIDTH, c, mask, REAL) - shift, 0.0)
         first += shifted
         second += shifted * shifted
-    _store_partial(partial, program, c, WIDTH, first, second)
+    store_partial(partial, program, c, WIDTH, first, second)
 
 
 @triton.jit
@@ -94,7 +78,7 @@ def _embed_output(
     blocks = tl.cdiv(WIDTH, C)
     cloud = (tl.program_id(0) // blocks).to(tl.int64)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mu, rstd, gamma, beta = _norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
+    mu, rstd, gamma, beta = load_norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
     y += cloud * n * WIDTH
     out += cloud * n * WIDTH
     top = tl.full((ROWS, C), float("-inf"), dtype=REAL)
@@ -103,9 +87,9 @@ def _embed_output(
     for start in range(0, n, ROWS):
         r = start + tl.arange(0, ROWS)
         mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-        o = (_load_tile(y, r, c, mask, REAL, WIDTH) - mu) * rstd * gamma + beta
+        o = (load_tile(y, r, WIDTH, c, mask, REAL) - mu) * rstd * gamma + beta
         o = tl.where(o > 0, o, SLOPE * o)
-        _store_tile(out, r, c, mask, o, WIDTH)
+        store_tile(out, r, WIDTH, c, mask, o)
         better = mask & (o > top)  # later tiles have later points
         top = tl.where(better, o, top)
         place = tl.where(better, r[:, None], place)
@@ -122,9 +106,9 @@ def _embed_output(
 @no_type_check
 def _load_pooled(grad, argmax, cloud, c, n, REAL: tl.constexpr, WIDTH: tl.constexpr):
     """Load dmax and dmean / n of a cloud, and where the maximum is, as rows (1, channels)."""
-    dmax = _channel(grad + cloud * 2 * WIDTH, c, WIDTH, REAL)
-    dmean = _channel(grad + cloud * 2 * WIDTH + WIDTH, c, WIDTH, REAL) / n
-    return dmax, dmean, _channel(argmax + cloud * WIDTH, c, WIDTH, tl.int32)
+    dmax = load_channel(grad + cloud * 2 * WIDTH, c, WIDTH, REAL)
+    dmean = load_channel(grad + cloud * 2 * WIDTH + WIDTH, c, WIDTH, REAL) / n
+    return dmax, dmean, load_channel(argmax + cloud * WIDTH, c, WIDTH, tl.int32)
 
 
 @triton.jit
@@ -134,10 +118,10 @@ def _load_gradient(
     EMBEDDED: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Return g and x of some points of a cloud; g is 0 outside the mask."""
-    x = (_load_tile(y, r, c, mask, REAL, WIDTH) - mu) * rstd
+    x = (load_tile(y, r, WIDTH, c, mask, REAL) - mu) * rstd
     g = dmean + tl.where(place == r[:, None], dmax, 0.0)
     if EMBEDDED:
-        g += _load_tile(dout, r, c, mask, REAL, WIDTH)
+        g += load_tile(dout, r, WIDTH, c, mask, REAL)
     g = tl.where(mask, g, 0.0)
     return tl.where(x * gamma + beta > 0, g, SLOPE * g), x
 
@@ -153,7 +137,7 @@ def _embed_reductions(
     blocks = tl.cdiv(WIDTH, C)
     cloud = (tl.program_id(0) // blocks).to(tl.int64)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
-    mu, rstd, gamma, beta = _norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
+    mu, rstd, gamma, beta = load_norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
     dmax, dmean, place = _load_pooled(grad, argmax, cloud, c, n, REAL, WIDTH)
     y += cloud * n * WIDTH
     dout += cloud * n * WIDTH
@@ -168,7 +152,7 @@ def _embed_reductions(
         )  # fmt: skip
         first += g
         second += g * x
-    _store_partial(partial, cloud, c, WIDTH, first, second)
+    store_partial(partial, cloud, c, WIDTH, first, second)
 
 
 @triton.jit
@@ -186,15 +170,15 @@ def _embed_gradients(
     r = (tile % tiles) * ROWS + tl.arange(0, ROWS)
     c = (tl.program_id(0) % blocks) * C + tl.arange(0, C)
     mask = (r < n)[:, None] & (c < WIDTH)[None, :]
-    mu, rstd, gamma, beta = _norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
-    mean_g, mean_gx = _means(sums, c, WIDTH, m, TRAINING, REAL)
+    mu, rstd, gamma, beta = load_norm(mean, var, weight, bias, c, WIDTH, BN_EPS, REAL)
+    mean_g, mean_gx = load_means(sums, c, WIDTH, m, TRAINING, REAL)
     dmax, dmean, place = _load_pooled(grad, argmax, cloud, c, n, REAL, WIDTH)
     start = cloud * n * WIDTH
     g, x = _load_gradient(
         y + start, dout + start, dmax, dmean, place, r, c, mask, mu, rstd, gamma, beta,
         EMBEDDED, SLOPE, REAL, WIDTH,
     )  # fmt: skip
-    _store_tile(dy + start, r, c, mask, gamma * rstd * (g - mean_g - x * mean_gx), WIDTH)
+    store_tile(dy + start, r, WIDTH, c, mask, gamma * rstd * (g - mean_g - x * mean_gx))
 
 
 class _EmbedPool(torch.autograd.Function):
@@ -207,17 +191,16 @@ class _EmbedPool(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         y = y.contiguous()
         b, n, width = y.shape
-        dtype, real = _real(y)
+        dtype, real = arithmetic(y)
         blocks = triton.cdiv(width, CHANNELS)
         tile = {"REAL": real, "ROWS": ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
         mean, var = running_mean, running_var
         if training:
-            programs = _programs(b * n, ROWS, blocks)
+            programs = share_tiles(triton.cdiv(b * n, ROWS), blocks)
             partial = y.new_empty(programs, 2, width, dtype=dtype)
             shift = y.new_empty(width, dtype=dtype)
             _embed_statistics[(programs * blocks,)](y, partial, shift, b * n, programs, **tile)
-            moments = _moments(partial, shift, running_mean, running_var, momentum, b * n)
-            mean, var = moments.unbind()
+            mean, var = batch_moments(partial, shift, running_mean, running_var, momentum, b * n)
         out, pooled = torch.empty_like(y), y.new_empty(b, 2 * width, dtype=dtype)
         argmax = y.new_empty(b, width, dtype=torch.int32)
         constants = {"BN_EPS": bn_eps, "SLOPE": slope, **tile}
@@ -240,7 +223,7 @@ class _EmbedPool(torch.autograd.Function):
         dout = y if dout is None else dout.contiguous()
         grad = y.new_zeros(b, 2 * width) if dpooled is None else dpooled.contiguous()
         blocks = triton.cdiv(width, CHANNELS)
-        partial = y.new_empty(b, 2, width, dtype=_real(y)[0])
+        partial = y.new_empty(b, 2, width, dtype=arithmetic(y)[0])
         _embed_reductions[(b * blocks,)](
             y, dout, grad, argmax, partial, mean, var, weight, bias, n, EMBEDDED=embedded,
             **ctx.constants,

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locotrans.kernels.vn import _channel
+from locotrans.kernels.tiles import load_channel
 
 SHAPES = 256  # at most
 TILE = 2048  # shapes x channels of a program, at most
@@ -50,8 +50,8 @@ def _norm_act_kernel(
     inside = (c < WIDTH)[None, :]
     mask = (r < m)[:, None] & inside
     x = _load_tile(y, r, c, mask, WIDTH)
-    mean = _channel(running_mean, c, WIDTH, tl.float32)
-    var = _channel(running_var, c, WIDTH, tl.float32)
+    mean = load_channel(running_mean, c, WIDTH, tl.float32)
+    var = load_channel(running_var, c, WIDTH, tl.float32)
     if TRAINING:
         old_mean, old_var = mean, var
         mean = (tl.sum(x, axis=0) / m)[None, :]
@@ -65,8 +65,8 @@ def _norm_act_kernel(
     rstd = 1 / tl.sqrt(var + BN_EPS)
     tl.store(moments + c[None, :], mean, mask=inside)
     tl.store(moments + WIDTH + c[None, :], rstd, mask=inside)
-    gamma = _channel(weight, c, WIDTH, tl.float32)
-    o = (x - mean) * rstd * gamma + _channel(bias, c, WIDTH, tl.float32)
+    gamma = load_channel(weight, c, WIDTH, tl.float32)
+    o = (x - mean) * rstd * gamma + load_channel(bias, c, WIDTH, tl.float32)
     tl.store(out + r[:, None] * WIDTH + c[None, :], tl.where(o > 0, o, SLOPE * o), mask=mask)
 
 
@@ -81,11 +81,11 @@ def _norm_act_gradient(
     r, c = tl.arange(0, ROWS), tl.program_id(0) * C + tl.arange(0, C)
     inside = (c < WIDTH)[None, :]
     mask = (r < m)[:, None] & inside
-    gamma = _channel(weight, c, WIDTH, tl.float32)
-    rstd = _channel(moments + WIDTH, c, WIDTH, tl.float32)
-    x = (_load_tile(y, r, c, mask, WIDTH) - _channel(moments, c, WIDTH, tl.float32)) * rstd
+    gamma = load_channel(weight, c, WIDTH, tl.float32)
+    rstd = load_channel(moments + WIDTH, c, WIDTH, tl.float32)
+    x = (_load_tile(y, r, c, mask, WIDTH) - load_channel(moments, c, WIDTH, tl.float32)) * rstd
     g = _load_tile(grad, r, c, mask, WIDTH)  # 0 outside the mask
-    g = tl.where(x * gamma + _channel(bias, c, WIDTH, tl.float32) > 0, g, SLOPE * g)
+    g = tl.where(x * gamma + load_channel(bias, c, WIDTH, tl.float32) > 0, g, SLOPE * g)
     sum_g, sum_gx = tl.sum(g, axis=0)[None, :], tl.sum(g * x, axis=0)[None, :]
     tl.store(dbias + c[None, :], sum_g, mask=inside)
     tl.store(dweight + c[None, :], sum_gx, mask=inside)

@@ -100,7 +100,7 @@ class VNLayer(nn.Module):
             wide: let zero vectors follow the channels where they do on the way.
         """
         if use_kernels(v):
-            from locotrans.kernels.vn import vn_norm_act
+            from locotrans.kernels.vn_points import vn_norm_act
 
             pq, offset = self._products(v, mean)
             out = vn_norm_act(
@@ -122,7 +122,7 @@ class VNLayer(nn.Module):
         if not use_kernels(v):
             out = self(v)
             return out, out.mean(dim=1, keepdim=True)
-        from locotrans.kernels.vn import vn_norm_act_mean
+        from locotrans.kernels.vn_points import vn_norm_act_mean
 
         pq, _ = self._products(v, None)
         out, mean = vn_norm_act_mean(pq, *self.norm.norm.statistics(), shared=self._shared())
@@ -215,7 +215,7 @@ class VNEdgeConv(nn.Module):
         # one product and one gather serve the vectors and their directions
         parts = [self.linear.weight, self.direction.weight]
         if use_kernels(v):
-            from locotrans.kernels.vn import vn_edge_conv
+            from locotrans.kernels.vn_edges import vn_edge_conv
             from locotrans.kernels.vn_weights import pack_edges
 
             filled, _ = fill_channels(v, self.linear.in_features // 2)
