@@ -78,7 +78,7 @@ def vn_edge_case(size: Size, d: int) -> Case:
             return vn_leaky_relu(norm(p), q).mean(1)
 
         def fused() -> Tensor:
-            return vn_edge_conv(uw.flatten(2), index, *norm.norm.statistics())
+            return vn_edge_conv(uw.flatten(2), index, norm.norm.statistics())
 
         return Problem(fused, plain, [uw, *norm.parameters()])
 
@@ -110,7 +110,7 @@ def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
 
         def fused() -> Tensor:
             return vn_norm_act(
-                pq if shared else pq.flatten(2), *norm.norm.statistics(), shared=shared
+                pq if shared else pq.flatten(2), norm.norm.statistics(), shared=shared
             )
 
         return Problem(fused, plain, [pq, *norm.parameters()])
@@ -215,7 +215,7 @@ def embed_case(size: Size, c: int) -> Case:
         def plain() -> Tensor:
             return max_mean_pool(F.leaky_relu(norm(y.float()), 0.2)).bfloat16()
 
-        return Problem(lambda: embed_pool(y, *norm.statistics())[1], plain, [y, *norm.parameters()])
+        return Problem(lambda: embed_pool(y, norm.statistics())[1], plain, [y, *norm.parameters()])
 
     return Case(f"embed_pool {c} bfloat16", make, [Pass(V), Pass(2 * V)], [Pass(V), Pass(2 * V)])
 
@@ -236,13 +236,13 @@ def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
         if frame:
             m = size.draw(3, d)
             return Problem(
-                lambda: kernels.frame_conv(points, index, m, *norm.statistics()),
+                lambda: kernels.frame_conv(points, index, m, norm.statistics()),
                 lambda: leaky_max(norm((_rows(points, index) - points[:, None]) @ m)[None])[0],
                 [m, *norm.parameters()],
             )
         u, w = size.draw(d), size.draw(d)
         return Problem(
-            lambda: kernels.edge_max(u, w, index, *norm.statistics()),
+            lambda: kernels.edge_max(u, w, index, norm.statistics()),
             lambda: leaky_max(norm(_rows(u, index) + w[:, None])[None])[0],
             [u, w, *norm.parameters()],
         )

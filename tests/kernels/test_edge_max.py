@@ -27,7 +27,7 @@ def fused_edge_conv(layer, x, neighbors):
     """EdgeConv by the kernel, with one product for both sides of the edges."""
     w1, w2 = layer.linear.weight.chunk(2, dim=1)
     u, w = F.linear(x, torch.cat([w1, w2 - w1])).flatten(0, 1).chunk(2, dim=1)
-    out = kernel.edge_max(u, w, global_index(neighbors), *layer.norm.statistics())
+    out = kernel.edge_max(u, w, global_index(neighbors), layer.norm.statistics())
     return out.unflatten(0, x.shape[:2])
 
 
@@ -39,7 +39,7 @@ def fused_frame_conv(layer, frames, points, neighbors):
         w = (points.unsqueeze(2) @ frames @ weights[1].T).flatten(0, 2)
     index = global_index(neighbors)
     statistics = layer.norm.statistics()
-    out = kernel.frame_conv(points.flatten(0, 1), index, m.flatten(0, 1), *statistics, w=w)
+    out = kernel.frame_conv(points.flatten(0, 1), index, m.flatten(0, 1), statistics, w=w)
     return out.unflatten(0, points.shape[:2])
 
 
@@ -161,7 +161,7 @@ def compare_alone(norm, u, w, index, **options):
         return plain_edges(layer.norm, u, w, index)
 
     def fused(layer, u, w, index):
-        return kernel.edge_max(u, w, index.int(), *layer.norm.statistics())
+        return kernel.edge_max(u, w, index.int(), layer.norm.statistics())
 
     def swapped(function):
         return lambda layer, w, u, index: function(layer, u, w, index)
@@ -175,7 +175,7 @@ def compare_frames_alone(norm, m, points, index, **options):
         return plain_frames(layer.norm, m, points, index)
 
     def fused(layer, m, points, index):
-        return kernel.frame_conv(points, index.int(), m, *layer.norm.statistics())
+        return kernel.frame_conv(points, index.int(), m, layer.norm.statistics())
 
     compare(norm, plain, fused, m, points, index, **options)
 
@@ -229,8 +229,8 @@ def test_bfloat16_is_storage_only(device, generator):
         [expected, plain_frames(copy.deepcopy(norm).double(), double[2], points.double(), index)]
     )
     norm, points, rows = norm.to(device), points.to(device), index.int().to(device)
-    actual = kernel.edge_max(*single[:2], rows, *norm.statistics())
-    other = kernel.frame_conv(points, rows, single[2], *norm.statistics())
+    actual = kernel.edge_max(*single[:2], rows, norm.statistics())
+    other = kernel.frame_conv(points, rows, single[2], norm.statistics())
     actual = torch.stack([actual, other])
     assert actual.dtype == torch.bfloat16
     assert_same(actual, expected, 0.01)
@@ -252,7 +252,7 @@ def test_padding_stays_zero(device, generator):
     plain = [x.double().requires_grad_() for x in (u, w)]
     expected = plain_edges(copy.deepcopy(norm).double(), *plain, index)
     padded = [F.pad(x, (0, width - d)).to(device).requires_grad_() for x in (u, w)]
-    out = kernel.edge_max(*padded, index.int().to(device), *norm.to(device).statistics())
+    out = kernel.edge_max(*padded, index.int().to(device), norm.to(device).statistics())
     assert_same(out, F.pad(expected, (0, width - d)))
     gradients = torch.autograd.grad(out.square().sum(), padded)
     for a, b in zip(gradients, torch.autograd.grad(expected.square().sum(), plain), strict=True):
@@ -270,13 +270,13 @@ def test_what_cannot_be_done_is_refused(device, generator):
     index = torch.zeros(4, 2, dtype=torch.int32, device=device)
     m, statistics = u[:, :, None] * w[:, None], BatchNorm(3).to(device).statistics()
     with pytest.raises(ValueError, match="belong together"):
-        kernel.edge_max(u, w[:, :2], index, *statistics)
+        kernel.edge_max(u, w[:, :2], index, statistics)
     with pytest.raises(ValueError, match="belong together"):
-        kernel.frame_conv(u, index, m[:3], *statistics)
+        kernel.frame_conv(u, index, m[:3], statistics)
     with pytest.raises(ValueError, match="more than one"):
-        kernel.edge_max(u[:1], w[:1], index[:1, :1], *statistics)
+        kernel.edge_max(u[:1], w[:1], index[:1, :1], statistics)
     with pytest.raises(ValueError, match="no gradient of the points"):
-        kernel.frame_conv(u.requires_grad_(), index, m, *statistics)
+        kernel.frame_conv(u.requires_grad_(), index, m, statistics)
 
 
 def exact(x):
@@ -306,8 +306,8 @@ def test_a_cuda_graph_can_hold_them(generator):
         x.requires_grad_()
 
     def step():
-        out = kernel.edge_max(u, w, index, *norm.statistics())
-        out = out + kernel.frame_conv(points, index, m, *norm.statistics())
+        out = kernel.edge_max(u, w, index, norm.statistics())
+        out = out + kernel.frame_conv(points, index, m, norm.statistics())
         return torch.autograd.grad(out.square().sum(), [u, w, m, norm.weight])
 
     stream = torch.cuda.Stream()

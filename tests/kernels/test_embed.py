@@ -46,7 +46,7 @@ def test_values_and_gradients(size, training, uses, device, generator):
         torch.randn(b, 2 * c, generator=generator),
     ]
     inputs, doubles = y.to(device).requires_grad_(), y.double().requires_grad_()
-    actual = embed_pool(inputs, *fused.norm.statistics())
+    actual = embed_pool(inputs, fused.norm.statistics())
     embedding = torch.nn.functional.leaky_relu(plain.norm(doubles), 0.2)
     expected = embedding, max_mean_pool(embedding)
     for a, e in zip(actual, expected, strict=True):
@@ -69,7 +69,7 @@ def test_bfloat16(device, generator):
     layer = prepared(9, generator).to(device)
     plain = copy.deepcopy(layer)
     y = torch.randn(2, 33, 9, generator=generator).to(device).bfloat16().requires_grad_()
-    out, pooled = embed_pool(y, *layer.norm.statistics())
+    out, pooled = embed_pool(y, layer.norm.statistics())
     expected = torch.nn.functional.leaky_relu(plain.norm(y.float()), 0.2)
     assert out.dtype == torch.bfloat16
     assert pooled.dtype == torch.float32
@@ -85,7 +85,7 @@ def test_bfloat16(device, generator):
 def test_maximum_of_equal_points_goes_to_the_first(device):
     layer = PointLayer(3, 4).to(device).eval()
     y = torch.ones(1, 5, 4, device=device, requires_grad=True)
-    pooled = embed_pool(y, *layer.norm.statistics())[1]
+    pooled = embed_pool(y, layer.norm.statistics())[1]
     (gradient,) = torch.autograd.grad(pooled[:, :4].sum(), y)
     assert (gradient[0, 0] > 0).all()
     assert (gradient[0, 1:] == 0).all()
@@ -94,4 +94,4 @@ def test_maximum_of_equal_points_goes_to_the_first(device):
 def test_widths_that_differ_are_refused(device):
     layer = PointLayer(3, 4).to(device)
     with pytest.raises(ValueError, match="4 channels"):
-        embed_pool(torch.zeros(1, 5, 3, device=device), *layer.norm.statistics())
+        embed_pool(torch.zeros(1, 5, 3, device=device), layer.norm.statistics())

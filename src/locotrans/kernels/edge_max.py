@@ -45,6 +45,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.edge_max_kernels import (
     edge_gradients,
     edge_maxima,
@@ -72,43 +73,45 @@ class _EdgeMax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, source: Tensor, m: Tensor | None, w: Tensor | None, index: Tensor,
-        weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor,
-        training: bool, momentum: float, bn_eps: float, slope: float,
+        slope: float, *flat: Any,
     ) -> Tensor:  # fmt: skip
+        norm = Norm(*flat)
         frame, offset = m is not None, w is not None
         index = index.contiguous()
         source = source.contiguous() if frame else dense_rows(source)
         m = None if m is None else dense_vectors(m)
         w = None if w is None else dense_rows(w)
         like = source if m is None else m
-        (n, k), width, channels = index.shape, like.shape[-1], len(weight)
+        (n, k), width, channels = index.shape, like.shape[-1], norm.channels
         dtype, real = arithmetic(like)
         columns = min(CHANNELS, max(16, triton.next_power_of_2(width)))
         rows = (FRAME_TILE if frame else EDGE_TILE) // columns
         blocks, tiles = triton.cdiv(width, columns), triton.cdiv(n, rows)
-        norm = {"BN_EPS": bn_eps, "SLOPE": slope, "REAL": real}
-        tile = {"ROWS": rows, "C": columns, "WIDTH": width, "num_warps": WARPS, **norm}
-        flags = {"FRAME": frame, "OFFSET": offset, "TRAINING": training}
+        constants = {"BN_EPS": norm.eps, "SLOPE": slope, "REAL": real}
+        tile = {"ROWS": rows, "C": columns, "WIDTH": width, "num_warps": WARPS, **constants}
+        flags = {"FRAME": frame, "OFFSET": offset, "TRAINING": norm.training}
         strides = (
             source.stride(0), 0 if m is None else m.stride(1), 0 if w is None else w.stride(0),
         )  # fmt: skip
 
-        mean, var = running_mean, running_var
+        mean, var = norm.running_mean, norm.running_var
         out = like.new_empty(n, width)
         best = like.new_empty(n, width, dtype=dtype)
         slot = like.new_empty(n, width, dtype=_slot_type(k))
-        programs = share_tiles(tiles, blocks) if training else tiles
-        partial = like.new_empty(programs if training else 0, 2, channels, dtype=dtype)
+        programs = share_tiles(tiles, blocks) if norm.training else tiles
+        partial = like.new_empty(programs if norm.training else 0, 2, channels, dtype=dtype)
         shift = like.new_empty(channels, dtype=dtype)
         edge_maxima[(programs * blocks,)](
             source, like if m is None else m, like if w is None else w, index,
-            out, best, slot, partial, shift, mean, var, weight, bias,
+            out, best, slot, partial, shift, mean, var, norm.weight, norm.bias,
             n, k, channels, programs, *strides, **flags, **tile,
         )  # fmt: skip
-        if training:
-            mean, var = batch_moments(partial, shift, running_mean, running_var, momentum, n * k)
-            edge_output[(tiles * blocks,)](best, out, mean, var, weight, bias, n, channels, **tile)
-        ctx.save_for_backward(source, m, w, index, best, slot, weight, bias, mean, var)
+        if norm.training:
+            mean, var = batch_moments(partial, shift, norm, n * k)
+            edge_output[(tiles * blocks,)](
+                best, out, mean, var, norm.weight, norm.bias, n, channels, **tile
+            )
+        ctx.save_for_backward(source, m, w, index, best, slot, norm.weight, norm.bias, mean, var)
         ctx.flags, ctx.tile, ctx.strides = flags, tile, strides
         return out
 
@@ -138,35 +141,23 @@ class _EdgeMax(torch.autograd.Function):
             n, k, channels, n * k, *ctx.strides, grad.stride(0), **ctx.flags, **ctx.tile,
         )  # fmt: skip
         du = None if du is None else du.to(source.dtype)
-        return du, dm, dw, None, dgamma, dbeta, *[None] * 6
+        return du, dm, dw, None, None, *Norm.gradients(dgamma, dbeta)
 
 
 def edge_max(
     u: Float[Tensor, "n d"],
     w: Float[Tensor, "n d"],
     index: Int[Tensor, "n k"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
 ) -> Float[Tensor, "n d"]:
     """Apply batch norm to the edges u_j + w_r, and leaky ReLU to their maximum over j.
 
     Args:
-        u: what a point gives as a neighbour; d >= c channels.
+        u: what a point gives as a neighbour, in d channels, at least those of the batch norm.
         w: what a point gives as the reference point. It and u may be halves of one product.
         index: the neighbours j of every r, as rows of u.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these edges.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        norm: the batch norm; in training by the statistics of these edges.
         slope: of the leaky ReLU.
 
     Returns:
@@ -176,28 +167,19 @@ def edge_max(
         additions, in no fixed order. In evaluation the backward pass reads the running statistics
         again.
     """
-    if u.shape != w.shape or len(index) != len(u) or len(weight) > u.shape[1]:
+    if u.shape != w.shape or len(index) != len(u) or norm.channels > u.shape[1]:
         raise ValueError(
             f"u {tuple(u.shape)}, w {tuple(w.shape)}, index {tuple(index.shape)} and a batch norm "
-            f"of {len(weight)} channels do not belong together"
+            f"of {norm.channels} channels do not belong together"
         )
-    return _EdgeMax.apply(
-        u, None, w, index, weight, bias, running_mean, running_var, training, momentum,
-        bn_eps, slope,
-    )  # fmt: skip
+    return _EdgeMax.apply(u, None, w, index, slope, *norm)
 
 
 def frame_conv(
     points: Float[Tensor, "n 3"],
     index: Int[Tensor, "n k"],
     m: Float[Tensor, "n 3 d"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
     w: Float[Tensor, "n d"] | None = None,
 ) -> Float[Tensor, "n d"]:
@@ -206,14 +188,9 @@ def frame_conv(
     Args:
         points: the coordinates p.
         index: the neighbours j of every r, as rows of the points.
-        m: ``U_r W^T``, the columns of the frame mapped by the layer; d >= c channels.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these edges.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        m: ``U_r W^T``, the columns of the frame mapped by the layer, in d channels, at least those
+            of the batch norm.
+        norm: the batch norm; in training by the statistics of these edges.
         slope: of the leaky ReLU.
         w: what a point adds to all its edges, if anything.
 
@@ -226,15 +203,12 @@ def frame_conv(
         statistics again.
     """
     fits = points.shape == (len(index), 3) and m.shape[:2] == points.shape
-    if not fits or (w is not None and w.shape != m[:, 0].shape) or len(weight) > m.shape[2]:
+    if not fits or (w is not None and w.shape != m[:, 0].shape) or norm.channels > m.shape[2]:
         raise ValueError(
             f"points {tuple(points.shape)}, index {tuple(index.shape)}, m {tuple(m.shape)}, "
-            f"w {None if w is None else tuple(w.shape)} and a batch norm of {len(weight)} channels "
-            "do not belong together"
+            f"w {None if w is None else tuple(w.shape)} and a batch norm of {norm.channels} "
+            "channels do not belong together"
         )
     if points.requires_grad:
         raise ValueError("frame_conv has no gradient of the points; use the plain code")
-    return _EdgeMax.apply(
-        points, m, w, index, weight, bias, running_mean, running_var, training, momentum,
-        bn_eps, slope,
-    )  # fmt: skip
+    return _EdgeMax.apply(points, m, w, index, slope, *norm)

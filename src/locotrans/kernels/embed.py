@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import (
     batch_moments,
     load_means,
@@ -185,30 +186,28 @@ class _EmbedPool(torch.autograd.Function):
     """`embed_pool` and its derivative."""
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor,
-        running_var: Tensor, training: bool, momentum: float, bn_eps: float, slope: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def forward(ctx: Any, y: Tensor, slope: float, *flat: Any) -> tuple[Tensor, Tensor]:
+        norm = Norm(*flat)
         y = y.contiguous()
         b, n, width = y.shape
         dtype, real = arithmetic(y)
         blocks = triton.cdiv(width, CHANNELS)
         tile = {"REAL": real, "ROWS": ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
-        mean, var = running_mean, running_var
-        if training:
+        mean, var = norm.running_mean, norm.running_var
+        if norm.training:
             programs = share_tiles(triton.cdiv(b * n, ROWS), blocks)
             partial = y.new_empty(programs, 2, width, dtype=dtype)
             shift = y.new_empty(width, dtype=dtype)
             _embed_statistics[(programs * blocks,)](y, partial, shift, b * n, programs, **tile)
-            mean, var = batch_moments(partial, shift, running_mean, running_var, momentum, b * n)
+            mean, var = batch_moments(partial, shift, norm, b * n)
         out, pooled = torch.empty_like(y), y.new_empty(b, 2 * width, dtype=dtype)
         argmax = y.new_empty(b, width, dtype=torch.int32)
-        constants = {"BN_EPS": bn_eps, "SLOPE": slope, **tile}
+        constants = {"BN_EPS": norm.eps, "SLOPE": slope, **tile}
         _embed_output[(b * blocks,)](
-            y, out, pooled, argmax, mean, var, weight, bias, n, **constants
+            y, out, pooled, argmax, mean, var, norm.weight, norm.bias, n, **constants
         )
-        ctx.save_for_backward(y, argmax, weight, bias, mean, var)
-        ctx.training, ctx.constants = training, constants
+        ctx.save_for_backward(y, argmax, norm.weight, norm.bias, mean, var)
+        ctx.training, ctx.constants = norm.training, constants
         ctx.set_materialize_grads(False)
         return out, pooled
 
@@ -235,31 +234,19 @@ class _EmbedPool(torch.autograd.Function):
             y, dout, grad, argmax, sums, dy, mean, var, weight, bias, n, b * n,
             EMBEDDED=embedded, TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
-        return dy, dgamma, dbeta, *[None] * 6
+        return dy, None, *Norm.gradients(dgamma, dbeta)
 
 
 def embed_pool(
     y: Float[Tensor, "b n c"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
 ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b c2"]]:
     """Apply batch norm and leaky ReLU to every point, and pool each cloud.
 
     Args:
         y: the products of every point.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these points.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        norm: the batch norm; in training by the statistics of these points.
         slope: of the leaky ReLU.
 
     Returns:
@@ -269,8 +256,6 @@ def embed_pool(
     Gradient: that of a maximum goes to the first of equal points. In evaluation the backward pass
         reads the running statistics again.
     """
-    if len(weight) != y.shape[-1]:
-        raise ValueError(f"y {tuple(y.shape)} and a batch norm of {len(weight)} channels differ")
-    return _EmbedPool.apply(
-        y, weight, bias, running_mean, running_var, training, momentum, bn_eps, slope
-    )
+    if norm.channels != y.shape[-1]:
+        raise ValueError(f"y {tuple(y.shape)} and a batch norm of {norm.channels} channels differ")
+    return _EmbedPool.apply(y, slope, *norm)

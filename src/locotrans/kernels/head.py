@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import load_channel
 
 SHAPES = 256  # at most
@@ -98,22 +99,20 @@ class _NormAct(torch.autograd.Function):
     """`norm_act` and its derivative."""
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor,
-        running_var: Tensor, training: bool, momentum: float, bn_eps: float, slope: float,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, y: Tensor, slope: float, *flat: Any) -> Tensor:
+        norm = Norm(*flat)
         y = y.contiguous()
         m, width = y.shape
         rows = triton.next_power_of_2(m)
         columns = min(CHANNELS, TILE // rows)
         tile = {"ROWS": rows, "C": columns, "WIDTH": width, "num_warps": WARPS}
-        ctx.constants = {"TRAINING": training, "SLOPE": slope, **tile}
-        out, moments = torch.empty_like(y), weight.new_empty(2, width)
+        ctx.constants = {"TRAINING": norm.training, "SLOPE": slope, **tile}
+        out, moments = torch.empty_like(y), norm.weight.new_empty(2, width)
         _norm_act_kernel[(triton.cdiv(width, columns),)](
-            y, out, moments, running_mean, running_var, weight, bias, m, momentum,
-            BN_EPS=bn_eps, **ctx.constants,
+            y, out, moments, norm.running_mean, norm.running_var, norm.weight, norm.bias,
+            m, norm.momentum, BN_EPS=norm.eps, **ctx.constants,
         )  # fmt: skip
-        ctx.save_for_backward(y, weight, bias, moments)
+        ctx.save_for_backward(y, norm.weight, norm.bias, moments)
         return out
 
     @staticmethod
@@ -125,7 +124,7 @@ class _NormAct(torch.autograd.Function):
             y, grad.contiguous(), dy, dweight, dbias, moments, weight, bias, len(y),
             **ctx.constants,
         )  # fmt: skip
-        return dy, dweight, dbias, *[None] * 6
+        return dy, None, *Norm.gradients(dweight, dbias)
 
 
 def supported(y: Tensor, *, training: bool) -> bool:
@@ -135,31 +134,17 @@ def supported(y: Tensor, *, training: bool) -> bool:
 
 def norm_act(
     y: Float[Tensor, "b c"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
 ) -> Float[Tensor, "b c"]:
     """Apply batch norm and leaky ReLU to at most 256 vectors.
 
     Args:
         y: one vector a shape.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these vectors.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        norm: the batch norm; in training by the statistics of these vectors.
         slope: of the leaky ReLU.
 
     Returns:
         The new vectors, in the type of y; arithmetic is float32.
     """
-    return _NormAct.apply(
-        y, weight, bias, running_mean, running_var, training, momentum, bn_eps, slope
-    )
+    return _NormAct.apply(y, slope, *norm)

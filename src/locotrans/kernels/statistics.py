@@ -13,6 +13,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import load_channel
 
 PROGRAMS = 132 * 16  # of a reduction, at most
@@ -104,12 +105,7 @@ def share_tiles(tiles: int, blocks: int) -> int:
 
 
 def batch_moments(
-    partial: Float[Tensor, "programs 2 c"],
-    shift: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    momentum: float,
-    count: int,
+    partial: Float[Tensor, "programs 2 c"], shift: Float[Tensor, " c"], norm: Norm, count: int
 ) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
     """Return mean and biased variance, and update the running statistics in place."""
     if count < 2:
@@ -117,7 +113,7 @@ def batch_moments(
     programs, _, channels = partial.shape
     moments = torch.empty_like(partial[0])
     _finish_statistics[(triton.cdiv(channels, 8),)](
-        partial, shift, moments, running_mean, running_var, momentum,
+        partial, shift, moments, norm.running_mean, norm.running_var, norm.momentum,
         programs, channels, count, **_finish(programs),
     )  # fmt: skip
     mean, var = moments.unbind()

@@ -33,6 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
 from locotrans.kernels.tiles import arithmetic, dense_vectors
 from locotrans.kernels.vn_edge_kernels import (
@@ -54,31 +55,30 @@ class _EdgeConv(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, uw: Tensor, index: Tensor, weight: Tensor, bias: Tensor,
-        running_mean: Tensor, running_var: Tensor, training: bool, momentum: float,
-        bn_eps: float, slope: float, eps: float,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, uw: Tensor, index: Tensor, slope: float, eps: float, *flat: Any
+    ) -> Tensor:
+        norm = Norm(*flat)
         uw, index = uw.contiguous(), index.contiguous()
-        n, k, width, channels = len(uw), index.shape[1], uw.shape[2] // 4, len(weight)
+        n, k, width, channels = len(uw), index.shape[1], uw.shape[2] // 4, norm.channels
         dtype, real = arithmetic(uw)
         blocks = triton.cdiv(width, CHANNELS)
         tile = {"REAL": real, "ROWS": ROWS, "C": CHANNELS, "WIDTH": width, "num_warps": WARPS}
-        mean, var = running_mean, running_var
-        if training:
+        mean, var = norm.running_mean, norm.running_var
+        if norm.training:
             programs = share_tiles(triton.cdiv(n, ROWS), blocks)
             partial = uw.new_empty(programs, 2, channels, dtype=dtype)
             shift = uw.new_empty(channels, dtype=dtype)
             vn_edge_statistics[(programs * blocks,)](
                 uw, index, partial, shift, n, k, channels, programs, EPS=eps, **tile
             )
-            mean, var = batch_moments(partial, shift, running_mean, running_var, momentum, n * k)
+            mean, var = batch_moments(partial, shift, norm, n * k)
         out = uw.new_empty(n, 3, width)
-        constants = {"EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
+        constants = {"EPS": eps, "BN_EPS": norm.eps, "SLOPE": slope, **tile}
         vn_edge_output[(triton.cdiv(n, ROWS) * blocks,)](
-            uw, index, out, mean, var, weight, bias, n, k, channels, **constants
+            uw, index, out, mean, var, norm.weight, norm.bias, n, k, channels, **constants
         )
-        ctx.save_for_backward(uw, index, weight, bias, mean, var)
-        ctx.training, ctx.constants = training, constants
+        ctx.save_for_backward(uw, index, norm.weight, norm.bias, mean, var)
+        ctx.training, ctx.constants = norm.training, constants
         return out
 
     @staticmethod
@@ -103,19 +103,13 @@ class _EdgeConv(torch.autograd.Function):
             n, k, channels, n * k,
             G_ROW=grad.stride(1), TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
-        return duw.to(uw.dtype), None, dgamma, dbeta, *[None] * 7
+        return duw.to(uw.dtype), None, None, None, *Norm.gradients(dgamma, dbeta)
 
 
 def vn_edge_conv(
     uw: Float[Tensor, "n 3 d4"],
     index: Int[Tensor, "n k"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
     eps: float = 1e-6,
 ) -> Float[Tensor, "n 3 d"]:
@@ -123,15 +117,9 @@ def vn_edge_conv(
 
     Args:
         uw: what a point gives as a neighbour, u, and as the reference point, w, side by side; in
-            each p and q, side by side; d >= c channels each.
+            each p and q, side by side, of d channels, at least those of the batch norm.
         index: the neighbours j of every r, as rows of uw.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these edges.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        norm: the batch norm; in training by the statistics of these edges.
         slope: of the leaky ReLU.
         eps: added to lengths and squared lengths.
 
@@ -142,12 +130,9 @@ def vn_edge_conv(
     Gradient: as of the plain code, at zero vectors too. That of u is summed by atomic additions, in
         no fixed order. In evaluation the backward pass reads the running statistics again.
     """
-    if uw.shape[2] % 4 or len(index) != len(uw) or len(weight) > uw.shape[2] // 4:
+    if uw.shape[2] % 4 or len(index) != len(uw) or norm.channels > uw.shape[2] // 4:
         raise ValueError(
             f"uw {tuple(uw.shape)}, index {tuple(index.shape)} and a batch norm of "
-            f"{len(weight)} channels do not belong together"
+            f"{norm.channels} channels do not belong together"
         )
-    return _EdgeConv.apply(
-        uw, index, weight, bias, running_mean, running_var, training, momentum,
-        bn_eps, slope, eps,
-    )  # fmt: skip
+    return _EdgeConv.apply(uw, index, slope, eps, *norm)

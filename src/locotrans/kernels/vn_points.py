@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
 from locotrans.kernels.tiles import arithmetic, dense_vectors
 from locotrans.kernels.vn_point_kernels import (
@@ -43,11 +44,11 @@ class _NormAct(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, pq: Tensor, offset: Tensor | None, clouds: int, shared: bool, with_mean: bool,
-        weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, training: bool,
-        momentum: float, bn_eps: float, slope: float, eps: float,
+        slope: float, eps: float, *flat: Any,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        norm = Norm(*flat)
         pq, offset = pq.contiguous(), None if offset is None else offset.contiguous()
-        (n, _, row), channels = pq.shape, len(weight)
+        (n, _, row), channels = pq.shape, norm.channels
         width, points = _width(row, shared), n // clouds
         dtype, real = arithmetic(pq)
         blocks, tiles = triton.cdiv(width, CHANNELS), clouds * triton.cdiv(points, ROWS)
@@ -55,23 +56,23 @@ class _NormAct(torch.autograd.Function):
             "REAL": real, "ROWS": ROWS, "C": CHANNELS, "WIDTH": width, "ROW": row,
             "OFFSET": offset is not None, "num_warps": WARPS,
         }  # fmt: skip
-        mean, var = running_mean, running_var
-        if training:
+        mean, var = norm.running_mean, norm.running_var
+        if norm.training:
             programs = share_tiles(tiles, blocks)
             partial = pq.new_empty(programs, 2, channels, dtype=dtype)
             shift = pq.new_empty(channels, dtype=dtype)
             vn_point_statistics[(programs * blocks,)](
                 pq, offset, partial, shift, clouds, points, channels, programs, EPS=eps, **tile
             )
-            mean, var = batch_moments(partial, shift, running_mean, running_var, momentum, n)
+            mean, var = batch_moments(partial, shift, norm, n)
         out = pq.new_empty(n, 3, width)
-        constants = {"SHARED": shared, "EPS": eps, "BN_EPS": bn_eps, "SLOPE": slope, **tile}
+        constants = {"SHARED": shared, "EPS": eps, "BN_EPS": norm.eps, "SLOPE": slope, **tile}
         vn_point_output[(tiles * blocks,)](
-            pq, offset, out, mean, var, weight, bias, points, channels, **constants
+            pq, offset, out, mean, var, norm.weight, norm.bias, points, channels, **constants
         )
-        ctx.save_for_backward(pq, offset, weight, bias, mean, var)
+        ctx.save_for_backward(pq, offset, norm.weight, norm.bias, mean, var)
         ctx.set_materialize_grads(False)
-        ctx.training, ctx.constants, ctx.clouds = training, constants, clouds
+        ctx.training, ctx.constants, ctx.clouds = norm.training, constants, clouds
         return out, out.unflatten(0, (clouds, points)).mean(1) if with_mean else None
 
     @staticmethod
@@ -100,7 +101,7 @@ class _NormAct(torch.autograd.Function):
             points, channels, n, TRAINING=ctx.training, **constants,
         )  # fmt: skip
         doffset = None if offset is None or doffset is None else doffset.to(offset.dtype)
-        return dpq, doffset, None, None, None, dgamma, dbeta, *[None] * 7
+        return dpq, doffset, *[None] * 5, *Norm.gradients(dgamma, dbeta)
 
 
 def _width(row: int, shared: bool) -> int:
@@ -110,13 +111,7 @@ def _width(row: int, shared: bool) -> int:
 
 def vn_norm_act(
     pq: Float[Tensor, "*batch 3 e"],
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
+    norm: Norm,
     slope: float = 0.2,
     eps: float = 1e-6,
     *,
@@ -126,15 +121,9 @@ def vn_norm_act(
     """Apply batch norm of lengths and leaky ReLU to the vectors p, with the directions q.
 
     Args:
-        pq: the vectors p, of d >= c channels, and the directions q, side by side, as the product
-            with both weight matrices gives them.
-        weight: gamma of the batch norm.
-        bias: beta of the batch norm.
-        running_mean: updated in place in training, used in evaluation.
-        running_var: likewise.
-        training: normalise by the statistics of these vectors.
-        momentum: of the running statistics.
-        bn_eps: of the batch norm.
+        pq: the vectors p, of d channels, at least those of the batch norm, and the directions q,
+            side by side, as the product with both weight matrices gives them.
+        norm: the batch norm; in training by the statistics of these vectors.
         slope: of the leaky ReLU.
         eps: added to lengths and squared lengths.
         shared: q is one direction for all channels, followed by 7 zero vectors.
@@ -146,24 +135,30 @@ def vn_norm_act(
     Symmetry: SO(3)- and O(3)-equivariant.
     Gradient: that of the offset is summed by atomic additions, in no fixed order.
     """
-    norm = (weight, bias, running_mean, running_var, training, momentum, bn_eps, slope, eps)
-    out, _ = _norm_act(pq, offset, 1, shared, False, *norm)
+    out, _ = _norm_act(pq, offset, 1, shared, False, norm, slope, eps)
     return out
 
 
 def vn_norm_act_mean(
-    pq: Float[Tensor, "b n 3 e"], *norm: Any, shared: bool = False
+    pq: Float[Tensor, "b n 3 e"],
+    norm: Norm,
+    slope: float = 0.2,
+    eps: float = 1e-6,
+    *,
+    shared: bool = False,
 ) -> tuple[Float[Tensor, "b n 3 d"], Float[Tensor, "b 1 3 d"]]:
     """Do as `vn_norm_act`, and return the mean of the new vectors over each cloud besides.
 
     Args:
         pq: the vectors and the directions.
-        *norm: what `vn_norm_act` takes of the batch norm, in its order.
+        norm: the batch norm.
+        slope: of the leaky ReLU.
+        eps: added to lengths and squared lengths.
         shared: q is one direction for all channels, followed by 7 zero vectors.
 
     Gradient: that of the mean joins that of the vectors on its way, without a tensor of its own.
     """
-    out, mean = _norm_act(pq, None, len(pq), shared, True, *norm)
+    out, mean = _norm_act(pq, None, len(pq), shared, True, norm, slope, eps)
     assert mean is not None
     return out, mean.unsqueeze(1)
 
@@ -174,15 +169,9 @@ def _norm_act(
     clouds: int,
     shared: bool,
     with_mean: bool,
-    weight: Float[Tensor, " c"],
-    bias: Float[Tensor, " c"],
-    running_mean: Float[Tensor, " c"],
-    running_var: Float[Tensor, " c"],
-    training: bool,
-    momentum: float,
-    bn_eps: float = 1e-5,
-    slope: float = 0.2,
-    eps: float = 1e-6,
+    norm: Norm,
+    slope: float,
+    eps: float,
 ) -> tuple[Float[Tensor, "*batch 3 d"], Float[Tensor, "clouds 3 d"] | None]:
     row = pq.shape[-1]
     fits = row >= 9 if shared else row % 2 == 0
@@ -190,13 +179,12 @@ def _norm_act(
         fits &= offset.shape == (*pq.shape[:-3], 1, 3, row)
         offset = offset.flatten(0, -3)
         clouds = len(offset)
-    if not fits or len(weight) > _width(row, shared):
+    if not fits or norm.channels > _width(row, shared):
         raise ValueError(
             f"pq {tuple(pq.shape)}, offset {None if offset is None else tuple(offset.shape)} and a "
-            f"batch norm of {len(weight)} channels do not belong together"
+            f"batch norm of {norm.channels} channels do not belong together"
         )
     out, mean = _NormAct.apply(
-        pq.flatten(0, -3), offset, clouds, shared, with_mean, weight, bias, running_mean,
-        running_var, training, momentum, bn_eps, slope, eps,
-    )  # fmt: skip
+        pq.flatten(0, -3), offset, clouds, shared, with_mean, slope, eps, *norm
+    )
     return out.unflatten(0, pq.shape[:-2]), mean

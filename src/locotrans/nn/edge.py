@@ -79,7 +79,7 @@ class EdgeConv(nn.Module):
         if use_kernels(x):
             from locotrans.kernels.edge_max import edge_max
 
-            out = edge_max(u, w, index, *self.norm.statistics())
+            out = edge_max(u, w, index, self.norm.statistics())
         elif use_loops(x, training=self.training):
             from locotrans.kernels import cpu
 
@@ -118,7 +118,7 @@ class PointLayer(nn.Module):
         if use_kernels(x):
             from locotrans.kernels.embed import embed_pool
 
-            return embed_pool(self.linear(x), *self.norm.statistics(), SLOPE)
+            return embed_pool(self.linear(x), self.norm.statistics(), SLOPE)
         embedding = self(x)
         return embedding, max_mean_pool(embedding)
 

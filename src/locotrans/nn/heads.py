@@ -57,7 +57,7 @@ class HeadLayer(nn.Module):
             from locotrans.kernels.head import norm_act, supported
 
             if supported(x, training=self.training):
-                return norm_act(x, *self.norm.statistics(), SLOPE)
+                return norm_act(x, self.norm.statistics(), SLOPE)
         return F.leaky_relu(self.norm(x), SLOPE)
 
 

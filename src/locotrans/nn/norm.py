@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.distributed import gather_processes, processes
+from locotrans.kernels.batch_norm import Norm
 
 _waiting: list[Tensor] | None = None  # counters of batches to be raised together
 
@@ -56,27 +57,16 @@ class BatchNorm(nn.BatchNorm1d):
             running_var.lerp_(var * count / (count - 1), momentum)
         return ((wide - mean) * torch.rsqrt(var + eps) * weight + bias).to(x.dtype)
 
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor, bool, float, float]:
-        """Return what a fused kernel needs to normalise as this layer does, and count the batch.
-
-        That is: weight, bias, running mean and variance, whether to normalise by the batch, the
-        momentum of the running statistics, and eps.
-        """
+    def statistics(self) -> Norm:
+        """Return what a fused kernel needs to normalise as this layer does, and count the batch."""
         training = self.training
         if training and self.num_batches_tracked is not None:
             self._count(self.num_batches_tracked)
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
-        return (
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            training,
-            self.momentum,
-            self.eps,
-        )
+        running = (self.running_mean, self.running_var)
+        return Norm(self.weight, self.bias, *running, training, self.momentum, self.eps)
 
     @staticmethod
     def _count(counter: Tensor) -> None:

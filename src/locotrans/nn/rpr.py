@@ -47,7 +47,7 @@ class FrameConv(nn.Module):
         if use_kernels(points) and not points.requires_grad:
             from locotrans.kernels.edge_max import frame_conv
 
-            out = frame_conv(p, index, matrix, *self.norm.statistics(), w=offset)
+            out = frame_conv(p, index, matrix, self.norm.statistics(), w=offset)
         elif use_loops(points, training=self.training):
             from locotrans.kernels import cpu
 

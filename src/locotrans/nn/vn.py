@@ -103,9 +103,7 @@ class VNLayer(nn.Module):
             from locotrans.kernels.vn_points import vn_norm_act
 
             pq, offset = self._products(v, mean)
-            out = vn_norm_act(
-                pq, *self.norm.norm.statistics(), shared=self._shared(), offset=offset
-            )
+            out = vn_norm_act(pq, self.norm.norm.statistics(), shared=self._shared(), offset=offset)
             return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.training):
             from locotrans.kernels import cpu
@@ -125,7 +123,7 @@ class VNLayer(nn.Module):
         from locotrans.kernels.vn_points import vn_norm_act_mean
 
         pq, _ = self._products(v, None)
-        out, mean = vn_norm_act_mean(pq, *self.norm.norm.statistics(), shared=self._shared())
+        out, mean = vn_norm_act_mean(pq, self.norm.norm.statistics(), shared=self._shared())
         d = self.linear.out_features
         return (out, mean) if wide else (narrow(out, d), narrow(mean, d))
 
@@ -220,7 +218,7 @@ class VNEdgeConv(nn.Module):
 
             filled, _ = fill_channels(v, self.linear.in_features // 2)
             uw = F.linear(filled.flatten(0, 1), pack_edges(*parts))
-            out = vn_edge_conv(uw, index, *self.norm.norm.statistics()).unflatten(0, v.shape[:2])
+            out = vn_edge_conv(uw, index, self.norm.norm.statistics()).unflatten(0, v.shape[:2])
             return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.training):
             from locotrans.kernels import cpu
