@@ -52,7 +52,7 @@ from locotrans.kernels.edge_max_kernels import (
     edge_output,
     edge_reductions,
 )
-from locotrans.kernels.statistics import batch_moments, share_tiles
+from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
 from locotrans.kernels.tiles import arithmetic, dense_rows, dense_vectors
 
 # A program's tile is points x channels, 8 (edge_max) or 4 (frame_conv) of them a thread.
@@ -129,7 +129,7 @@ class _EdgeMax(torch.autograd.Function):
             best, grad, partial, mean, var, weight, bias, n, channels, programs, grad.stride(0),
             **ctx.tile,
         )  # fmt: skip
-        sums = partial.sum(0)
+        sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
         du = None if m is not None else torch.zeros_like(best)
         dm = None if m is None else m.new_empty(n, 3, width)

@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import (
+    add_partial,
     batch_moments,
     load_means,
     load_norm,
@@ -227,7 +228,7 @@ class _EmbedPool(torch.autograd.Function):
             y, dout, grad, argmax, partial, mean, var, weight, bias, n, EMBEDDED=embedded,
             **ctx.constants,
         )  # fmt: skip
-        sums = partial.sum(0)
+        sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
         dy = torch.empty_like(y)
         _embed_gradients[(b * triton.cdiv(n, ROWS) * blocks,)](
