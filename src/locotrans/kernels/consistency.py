@@ -41,10 +41,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels.vector_pairs import EPS, load_pair, through_unit
+
 TILE = 512  # points x neighbours of a program, 4 a thread
 ROWS = 256  # of points, or of partial sums, that a program without neighbours works on
 WARPS = 4
-EPS = tl.constexpr(1e-12)  # of `locotrans.geometry.vectors.safe_normalize`
 
 
 @triton.jit
@@ -54,28 +55,6 @@ def _unit(x, y, z):
     length = tl.sqrt(x * x + y * y + z * z)
     inverse = 1 / tl.maximum(length, EPS)
     return x * inverse, y * inverse, z * inverse, inverse, length >= EPS
-
-
-@triton.jit
-@no_type_check
-def _through_unit(gx, gy, gz, ux, uy, uz, inverse, regular):
-    """Return the gradient of a vector, from that of `_unit`."""
-    along = tl.where(regular, gx * ux + gy * uy + gz * uz, 0.0)
-    return (gx - along * ux) * inverse, (gy - along * uy) * inverse, (gz - along * uz) * inverse
-
-
-@triton.jit
-@no_type_check
-def _load_pair(v, r, inside):
-    """Load the two vectors of some points, from rows (x1, x2, y1, y2, z1, z2)."""
-    row = v + r.to(tl.int64) * 6
-    x1 = tl.load(row, mask=inside, other=0.0)
-    x2 = tl.load(row + 1, mask=inside, other=0.0)
-    y1 = tl.load(row + 2, mask=inside, other=0.0)
-    y2 = tl.load(row + 3, mask=inside, other=0.0)
-    z1 = tl.load(row + 4, mask=inside, other=0.0)
-    z2 = tl.load(row + 5, mask=inside, other=0.0)
-    return x1, y1, z1, x2, y2, z2
 
 
 @triton.jit
@@ -112,7 +91,7 @@ def _loss_kernel(
 ):  # fmt: skip
     """Write, for some points each: sums of the rows taught by either, their numbers, <u1, u2>^2."""
     r, j, inside = _load_neighbours(index, n, K, COLUMNS, POINTS)
-    x1, y1, z1, x2, y2, z2 = _load_pair(v, j, inside)
+    x1, y1, z1, x2, y2, z2 = load_pair(v, j, inside)
     x1, y1, z1, _, _ = _unit(x1, y1, z1)
     x2, y2, z2, _, _ = _unit(x2, y2, z2)
     first = inside & (_sum(inside.to(tl.float32), x1, y1, z1, x2, y2, z2) < 0)
@@ -125,7 +104,7 @@ def _loss_kernel(
         - z1 * _sum(z1, x1, y1, z1, x2, y2, z2)
     )
     squares = tl.maximum(squares, 0.0) / K  # not below 0 by rounding
-    ax, ay, az, bx, by, bz = _load_pair(v, r, r < n)
+    ax, ay, az, bx, by, bz = load_pair(v, r, r < n)
     ax, ay, az, _, _ = _unit(ax, ay, az)
     bx, by, bz, _, _ = _unit(bx, by, bz)
     cosine = ax * bx + ay * by + az * bz
@@ -168,12 +147,12 @@ def _finish_kernel(sums, losses, counts, programs, n, ROWS: tl.constexpr):
 def _orthogonality_gradient(v, dloss, out, n, ROWS: tl.constexpr):
     """Store the gradient of orthogonality, in rows of eight: x1, x2, y1, y2, z1, z2, 0, 0."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    x1, y1, z1, x2, y2, z2 = _load_pair(v, r, r < n)
+    x1, y1, z1, x2, y2, z2 = load_pair(v, r, r < n)
     x1, y1, z1, inverse1, regular1 = _unit(x1, y1, z1)
     x2, y2, z2, inverse2, regular2 = _unit(x2, y2, z2)
     g = 2 * tl.load(dloss).to(tl.float32) / n * (x1 * x2 + y1 * y2 + z1 * z2)
-    dx1, dy1, dz1 = _through_unit(g * x2, g * y2, g * z2, x1, y1, z1, inverse1, regular1)
-    dx2, dy2, dz2 = _through_unit(g * x1, g * y1, g * z1, x2, y2, z2, inverse2, regular2)
+    dx1, dy1, dz1 = through_unit(g * x2, g * y2, g * z2, x1, y1, z1, inverse1, regular1)
+    dx2, dy2, dz2 = through_unit(g * x1, g * y1, g * z1, x2, y2, z2, inverse2, regular2)
     row = out + r.to(tl.int64) * 8
     tl.store(row, dx1, mask=r < n)
     tl.store(row + 1, dx2, mask=r < n)
@@ -192,7 +171,7 @@ def _consistency_gradient(
     weight = 2 * tl.load(dloss).to(tl.float32) / K
     weight2, weight1 = weight / tl.load(counts), -weight / tl.load(counts + 1)
     _, j, inside = _load_neighbours(index, n, K, COLUMNS, POINTS)
-    x1, y1, z1, x2, y2, z2 = _load_pair(v, j, inside)
+    x1, y1, z1, x2, y2, z2 = load_pair(v, j, inside)
     x1, y1, z1, inverse1, regular1 = _unit(x1, y1, z1)
     x2, y2, z2, inverse2, regular2 = _unit(x2, y2, z2)
     first = inside & (_sum(inside.to(tl.float32), x1, y1, z1, x2, y2, z2) < 0)
@@ -204,8 +183,8 @@ def _consistency_gradient(
     gx2 = w2 * _sum(x2, x1, y1, z1, x2, y2, z2) + _sum(w2 * x2, x1, y1, z1, x2, y2, z2)
     gy2 = w2 * _sum(y2, x1, y1, z1, x2, y2, z2) + _sum(w2 * y2, x1, y1, z1, x2, y2, z2)
     gz2 = w2 * _sum(z2, x1, y1, z1, x2, y2, z2) + _sum(w2 * z2, x1, y1, z1, x2, y2, z2)
-    dx1, dy1, dz1 = _through_unit(gx1, gy1, gz1, x1, y1, z1, inverse1, regular1)
-    dx2, dy2, dz2 = _through_unit(gx2, gy2, gz2, x2, y2, z2, inverse2, regular2)
+    dx1, dy1, dz1 = through_unit(gx1, gy1, gz1, x1, y1, z1, inverse1, regular1)
+    dx2, dy2, dz2 = through_unit(gx2, gy2, gz2, x2, y2, z2, inverse2, regular2)
     # side by side, so that one instruction adds four numbers, or two
     row = (out + j.to(tl.int64) * 8)[:, :, None]
     four = tl.join(tl.join(dx1, dy1), tl.join(dx2, dy2)).reshape(POINTS, COLUMNS, 4)

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locotrans.kernels.consistency import EPS, _load_pair, _through_unit
+from locotrans.kernels.vector_pairs import EPS, load_pair, through_unit
 
 ROWS = 128  # points of a program
 WARPS = 4
@@ -57,7 +57,7 @@ def _cross(ax, ay, az, bx, by, bz):
 def _frame_kernel(v, out, n, ROWS: tl.constexpr):
     """Store the frames of some points."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    x1, y1, z1, x2, y2, z2 = _load_pair(v, r, r < n)
+    x1, y1, z1, x2, y2, z2 = load_pair(v, r, r < n)
     x1, y1, z1, _, _ = _unit(x1, y1, z1)
     x2, y2, z2, _, _ = _unit(x2, y2, z2)
     ex, ey, ez, _, _ = _unit(x1 + x2, y1 + y2, z1 + z2)
@@ -93,7 +93,7 @@ def _load_column(grad, r, inside):
 def _frame_gradient(v, grad, out, n, ROWS: tl.constexpr):
     """Store the gradients of the two vectors of some points."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    x1, y1, z1, x2, y2, z2 = _load_pair(v, r, r < n)
+    x1, y1, z1, x2, y2, z2 = load_pair(v, r, r < n)
     x1, y1, z1, inverse1, regular1 = _unit(x1, y1, z1)
     x2, y2, z2, inverse2, regular2 = _unit(x2, y2, z2)
     ex, ey, ez, inverse_e, regular_e = _unit(x1 + x2, y1 + y2, z1 + z2)
@@ -107,10 +107,10 @@ def _frame_gradient(v, grad, out, n, ROWS: tl.constexpr):
     qx, qy, qz = _cross(gx3, gy3, gz3, ax, ay, az)
     gx1, gy1, gz1 = (gx1 + px) * HALF, (gy1 + py) * HALF, (gz1 + pz) * HALF
     gx2, gy2, gz2 = (gx2 + qx) * HALF, (gy2 + qy) * HALF, (gz2 + qz) * HALF
-    sx, sy, sz = _through_unit(gx1 + gx2, gy1 + gy2, gz1 + gz2, ex, ey, ez, inverse_e, regular_e)
-    tx, ty, tz = _through_unit(gx1 - gx2, gy1 - gy2, gz1 - gz2, dx, dy, dz, inverse_d, regular_d)
-    dx1, dy1, dz1 = _through_unit(sx - tx, sy - ty, sz - tz, x1, y1, z1, inverse1, regular1)
-    dx2, dy2, dz2 = _through_unit(sx + tx, sy + ty, sz + tz, x2, y2, z2, inverse2, regular2)
+    sx, sy, sz = through_unit(gx1 + gx2, gy1 + gy2, gz1 + gz2, ex, ey, ez, inverse_e, regular_e)
+    tx, ty, tz = through_unit(gx1 - gx2, gy1 - gy2, gz1 - gz2, dx, dy, dz, inverse_d, regular_d)
+    dx1, dy1, dz1 = through_unit(sx - tx, sy - ty, sz - tz, x1, y1, z1, inverse1, regular1)
+    dx2, dy2, dz2 = through_unit(sx + tx, sy + ty, sz + tz, x2, y2, z2, inverse2, regular2)
     row = out + r.to(tl.int64) * 6
     tl.store(row, dx1, mask=r < n)
     tl.store(row + 1, dx2, mask=r < n)
