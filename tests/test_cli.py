@@ -302,3 +302,17 @@ def test_data_sets_that_help_names_can_be_loaded(tmp_path):
     for name in names - set(LAYOUTS):
         with pytest.raises(FileNotFoundError):  # the name is right, the files are not there
             load_dataset(name, "train", root=tmp_path / "none")
+
+
+def test_what_the_system_refuses_is_told_in_words(tmp_path, capsys):
+    gone = tmp_path / "gone"
+    said = error_of(["checkpoint", "split", str(gone)], capsys)
+    assert said == f"error: {gone}: no such file or directory\n"
+
+
+def test_nothing_to_cut_or_to_join_is_said(tmp_path, capsys):
+    (tmp_path / "small").write_text("a")
+    main(["checkpoint", "split", str(tmp_path)])
+    assert capsys.readouterr().out == f"{tmp_path}: nothing is larger than 16 MiB\n"
+    main(["checkpoint", "join", str(tmp_path)])
+    assert capsys.readouterr().out == f"{tmp_path}: there are no parts to join\n"

@@ -326,6 +326,19 @@ def error_of(arguments, capsys):
     return capsys.readouterr().err
 
 
+def test_a_saved_page_of_parts_has_the_category_of_a_folder_above(folder, tmp_path, capsys):
+    cloud, page = tmp_path / "mug" / "test" / "a.npy", tmp_path / "page.html"
+    cloud.parent.mkdir(parents=True)
+    shutil.copy(folder / "chair/cloud.npy", cloud)
+    flags = ["--weights", folder / "parts.safetensors", "--save", page, "--poses", 1]
+    main([str(argument) for argument in ("view", cloud, *flags)])
+    categories = load_dataset("builtin", "test", points=8, shapes=20).class_names
+    assert f'"category":{categories.index("mug")},' in page.read_text()
+    shutil.copy(cloud, tmp_path / "b.npy")
+    error = error_of(["view", tmp_path / "b.npy", *flags], capsys)
+    assert "its category is not known: name it (--category)" in error
+
+
 def test_mistakes_are_named(folder, tmp_path, capsys):
     cloud, ours = folder / "chair/cloud.npy", folder / "ours.safetensors"
     shared = ["view", cloud, "--weights", ours]

@@ -93,8 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (ValueError, OSError) as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", " ".join(_message(error).split()), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; a training run goes on if its command is repeated", file=sys.stderr)
         sys.exit(130)
+
+
+def _message(error: ValueError | OSError) -> str:
+    """Return what to tell the user; the system's own errors come as "[Errno 2] ..."."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}"
+    return str(error)

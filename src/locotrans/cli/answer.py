@@ -132,7 +132,7 @@ def segment(
             default those for ShapeNetPart that come with locotrans.
         out: Folder for the labelled clouds.
         format: ply (label, confidence, colour of the label), npz, or las (with the extra las).
-        category: Category of the shapes, for parts; by default the name of each file's folder.
+        category: Category of the shapes, for parts; by default the nearest folder so named.
         radius: Radius of the spheres that a scene is cut into; by default as in training.
         points: Points of a block; by default as in training.
         turns: Spheres that every point of a scene is in, at least; their votes are added.

@@ -165,8 +165,8 @@ def split_files(path: tyro.conf.Positional[Path], /, size: int = 16) -> None:
     """
     from locotrans.training.parts import MEBIBYTE, split
 
-    for part in split(path, size * MEBIBYTE):
-        print(part)
+    parts = split(path, size * MEBIBYTE)
+    print("\n".join(map(str, parts)) or f"{path}: nothing is larger than {size} MiB")
 
 
 def join_files(path: tyro.conf.Positional[Path], /) -> None:
@@ -177,5 +177,4 @@ def join_files(path: tyro.conf.Positional[Path], /) -> None:
     """
     from locotrans.training.parts import join
 
-    for file in join(path):
-        print(file)
+    print("\n".join(map(str, join(path))) or f"{path}: there are no parts to join")

@@ -27,7 +27,7 @@ def view(
         path: Point cloud or mesh.
         weights: Run folder or weights file, of a classifier or of a network for parts.
         against: A second network to stand beside it, for example a DGCNN.
-        category: Category of the shape, for parts; by default the name of the file's folder.
+        category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
         poses: Random poses that a saved page holds the answers for.
         host: Address to serve at; with another than the default, others can reach the page.

@@ -4,6 +4,8 @@ Classification has a label a shape. Segmentation of parts has one a point, and t
 shape is given; of scenes, one a point, and perhaps colours are given.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,6 +107,24 @@ def given(model: nn.Module, data: CloudSet) -> dict[str, Tensor]:
             assert data.colors is not None  # by `check_points_of`
             extra["colors"] = data.colors
     return extra
+
+
+def folder_category(path: Path, categories: Sequence[str]) -> int:
+    """Return the category of a file: that of the nearest folder so named, or the only one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if len(categories) == 1:
+        return 0
+    known = {name.lower(): number for number, name in enumerate(categories)}
+    for folder in path.resolve().parents:
+        if folder.name.lower() in known:
+            return known[folder.name.lower()]
+    raise ValueError(
+        "its category is not known: name it (--category), or keep the file in a folder of that "
+        f"name. Known: {', '.join(categories)}"
+    )
 
 
 def typical_radius(data: CloudSet) -> float:

@@ -17,6 +17,7 @@ from locotrans.training.record import find_device, write_json
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
 from locotrans.training.segment.scenes import Report
 from locotrans.training.segment.writers import FORMATS, Format, write_labels
+from locotrans.training.tasks import folder_category
 
 MESH = 8192
 """Points drawn from a mesh."""
@@ -66,7 +67,7 @@ def segment(
         weights: Run folder or weights file of a network for parts or scenes.
         out: Folder for the labelled clouds.
         form: ply, npz or las.
-        category: Category of the shapes, for parts; by default the name of the file's folder.
+        category: Category of the shapes, for parts; by default the nearest folder so named.
         radius: Radius of the spheres that a scene is cut into; by default as in training.
         points: Points of a block; by default as in training.
         turns: Spheres that every point of a scene is in, at least.
@@ -192,18 +193,8 @@ def _category(
         return None, None
     if category is not None:
         number = network.category(category)
-    elif len(network.categories) == 1:
-        number = 0
     else:
-        known = {name.lower(): number for number, name in enumerate(network.categories)}
-        folders = [folder.name.lower() for folder in path.resolve().parents]
-        numbers = [known[folder] for folder in folders if folder in known]
-        if not numbers:
-            raise ValueError(
-                "its category is not known: name it (--category), or keep the file in a folder of "
-                f"that name. Known: {', '.join(network.categories)}"
-            )
-        number = numbers[0]
+        number = folder_category(path, network.categories)
     return number, network.categories[number]
 
 

@@ -376,7 +376,8 @@ function fillChoices() {
   options($("color"), [["prediction", parts ? "part" : "class"], ["confidence", "confidence"],
     ["feature", "features (principal components)"]], before || (parts ? "prediction" : "feature"));
   options($("category"), scene.categories.map((name, i) => [i, name]), scene.category);
-  $("categories").hidden = !live || !scene.categories.length;
+  $("categories").hidden = !scene.categories.length;
+  $("category").disabled = !live;
   $("frames").hidden = !scene.answers.some((answer) => Object.keys(answer.frames).length);
 }
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from locotrans.training.record import find_device, write_atomically
+from locotrans.training.tasks import folder_category
 from locotrans.training.view.networks import load_viewed
 from locotrans.training.view.page import saved_page
 from locotrans.training.view.scenes import Viewer
@@ -28,7 +29,7 @@ def view(
         path: Point cloud or mesh.
         weights: Run folder or weights file, of a classifier or of a network for parts.
         against: A second network to stand beside it.
-        category: Category of the shape, for parts; by default the name of the file's folder.
+        category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
         poses: Random poses that a saved page holds the answers for.
         host: Address to serve at.
@@ -44,7 +45,13 @@ def view(
         raise ValueError(f"unknown category {category!r}; known: {known}")
     if save is not None and not save.parent.is_dir():
         raise ValueError(f"--save {save}: there is no folder {save.parent}; make it first")
-    number = viewer.open(path, path.name, category or path.resolve().parent.name)
+    if category is None and viewer.categories:
+        try:
+            category = viewer.categories[folder_category(path, viewer.categories)]
+        except ValueError as error:
+            if save is not None:  # a live page lets one choose
+                raise ValueError(f"{path}: {error}") from None
+    number = viewer.open(path, path.name, category or "")
     if save is None:
         viewer.state(number)  # what cannot be answered shows before a page is opened
         serve(viewer, number, host, port)
