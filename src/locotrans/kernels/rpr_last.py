@@ -5,8 +5,8 @@ the last two products (see `rpr`) need not exist: its channels are made some at 
 the last product, and that into the maximum over the neighbours, from registers.
 
 Where torch allows products in TF32, these are of half precision, with sums in float32: it has as
-many digits, and tensor cores are twice as fast. Its range is smaller. That suffices for what comes
-from a batch norm and a ReLU, cut at its largest number; matrices are divided by their largest entry.
+many digits, and tensor cores are twice as fast. Its range is smaller. It suffices for what comes
+from a batch norm and a ReLU, cut at the largest number; matrices are divided by their largest.
 """
 
 from typing import no_type_check
