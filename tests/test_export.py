@@ -110,6 +110,7 @@ def test_a_network_as_pt2(pointnet, tmp_path):
     assert row["ratio"] == pytest.approx(row["torch_ms"] / row["file_ms"])
     certificate = certify_exported(pointnet, path, clouds, radius=120.0, rotations=1)
     assert {row.name for row in certificate.failures} == {"rotation"}
+    assert {row.output for row in certificate.rows} == {"logits", "embedding"}
     logits, _ = load_exported(path)(clouds)
     assert logits.shape == (3, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["network.pt2"]

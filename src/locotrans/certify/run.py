@@ -12,7 +12,7 @@ from locotrans.certify.cases import Kind
 from locotrans.certify.checks import certify
 from locotrans.certify.onnx_file import OnnxNetwork
 from locotrans.certify.result import Certificate
-from locotrans.certify.targets import Target, declared, outputs_of
+from locotrans.certify.targets import OUTPUTS, Target, declared, outputs_of
 from locotrans.data import load_dataset
 from locotrans.training.predict.samples import load_sample
 
@@ -90,7 +90,7 @@ def certify_target(
 def certify_exported(
     network: nn.Module, path: Path, points: Float[Tensor, "b n 3"], **settings: Any
 ) -> Certificate:
-    """Certify an exported file by what the network that it was made of declares.
+    """Certify an exported file, each of its outputs, by what the network it was made of declares.
 
     Args:
         network: the network.
@@ -113,7 +113,11 @@ def certify_exported(
                 else program(points)
             )
 
-    return certify_target(target._replace(model=model, ours=False), points, **settings)
+    given = model(points[:1])
+    outputs = [f"{name}={kind}" for name, kind in OUTPUTS.items() if name in given]
+    return certify_target(
+        target._replace(model=model, ours=False), points, outputs=outputs, **settings
+    )
 
 
 def _kind(text: str) -> tuple[str, Kind]:
