@@ -185,6 +185,17 @@ def test_stop_after_on_the_command_line(tmp_path, capsys, monkeypatch):
     assert "from step 1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_under_torchrun_one_process_prints_the_result(rank, times, monkeypatch):
+    printed = []
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr("locotrans.training.train", lambda *_, **__: {"evaluation": {}})
+    monkeypatch.setattr("locotrans.cli.learn.print_evaluation", printed.append)
+    main(["train"])
+    assert len(printed) == times
+
+
 def test_a_preset_on_the_command_line(monkeypatch):
     seen = []
     monkeypatch.setattr("locotrans.training.train", lambda config, stop_after: seen.append(config))

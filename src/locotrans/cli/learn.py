@@ -60,12 +60,16 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         from locotrans.training import Stopped
         from locotrans.training import train as run
 
+        together = "TORCHELASTIC_RUN_ID" in os.environ
+        speaks = not together or os.environ.get("RANK", "0") == "0"  # the others would repeat it
         try:
             record = run(flags, stop_after=stop_after)
         except Stopped as stopped:
-            print(stopped)
-            sys.exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else STOPPED)
-        print_evaluation(record["evaluation"])
+            if speaks:
+                print(stopped)
+            sys.exit(0 if together else STOPPED)
+        if speaks:
+            print_evaluation(record["evaluation"])
 
     return train
 
