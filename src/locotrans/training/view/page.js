@@ -202,7 +202,7 @@ function say() {
     const i = Number(card.dataset.network);
     const [network, answer, own] = [scene.networks[i], answers[i], scene.answers[i]];
     const parts = network.task === "parts";
-    const name = parts ? `${answer.top.length} parts` : answer.top[0][0];
+    const name = parts ? `${answer.top.length} part${answer.top.length === 1 ? "" : "s"}` : answer.top[0][0];
     const line = card.querySelector(".answer");
     line.replaceChildren(name + " ", element("small", parts
       ? `${percent(answer.confidence.reduce((a, b) => a + b, 0) / answer.confidence.length)} confident on average`
