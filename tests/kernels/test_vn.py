@@ -8,7 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from interpreted import LONG
-from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
+from locotrans.nn.vn import (
+    VNBatchNorm,
+    VNEdgeConv,
+    VNLayer,
+    VNPooledInvariants,
+    vn_leaky_relu,
+)
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import statistics
@@ -326,3 +332,30 @@ def test_a_cuda_graph_can_hold_them(generator):
     graph.replay()
     for a, b in zip(captured, step(), strict=True):
         assert_same(a, b.cpu().double(), 1e-4)
+
+
+def test_layers_for_points_in_bfloat16(device, monkeypatch, generator):
+    torch.manual_seed(0)
+    layers = nn.ModuleList([VNLayer((3, 2), 6, shared_direction=True), VNPooledInvariants(12)])
+    exact, layers = copy.deepcopy(layers).double(), layers.to(device)
+    v = torch.randn(3, 9, 3, 5, generator=generator).bfloat16()
+
+    def answer(layers, v):
+        out, mean = layers[0].with_mean(v, wide=True)
+        return layers[1](out, mean)
+
+    inputs = v.double().requires_grad_()
+    expected = answer(exact, inputs)
+    cotangent = torch.randn(expected.shape, generator=generator)
+    cotangent[:, : len(cotangent.T) // 2] = 0  # of maxima, which rounding may choose elsewhere
+    expected.backward(cotangent.double())
+    monkeypatch.setattr("locotrans.nn.vn.use_kernels", lambda x: True)
+    fused = v.to(device).requires_grad_()
+    out = answer(layers, fused)
+    assert out.dtype == torch.float32
+    assert_same(out, expected, 0.02)
+    out.backward(cotangent.to(device))
+    assert fused.grad.dtype == torch.bfloat16
+    for a, b in [(fused, inputs), *zip(layers.parameters(), exact.parameters(), strict=True)]:
+        error = a.grad.double().cpu() - b.grad
+        assert error.norm() <= 0.1 * b.grad.norm()

@@ -55,15 +55,15 @@ def use_loops(x: Tensor, *, training: bool = False) -> bool:
     )
 
 
-def edge_dtype() -> torch.dtype:
-    """Return the type of edge tensors that the kernels store: bfloat16 under autocast to it."""
+def stored_dtype() -> torch.dtype:
+    """Return the type of large tensors that kernels store: bfloat16 under autocast to it."""
     mixed = torch.is_autocast_enabled("cuda")
     return torch.bfloat16 if mixed else torch.float32
 
 
 def product_precision() -> str:
     """Return how the kernels take products, as torch is set to; float32 is TF32 three times."""
-    if edge_dtype() == torch.bfloat16:
+    if stored_dtype() == torch.bfloat16:
         return "bf16"
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 

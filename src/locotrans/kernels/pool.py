@@ -63,7 +63,7 @@ class _Pool(torch.autograd.Function):
             shared = shared.contiguous()
             parts.append(shared.expand(-1, v.shape[1], -1, -1))
         row = len(parts) * channels
-        pooled = v.new_empty(len(v), 2, 3, row)
+        pooled = v.new_empty(len(v), 2, 3, row, dtype=arithmetic(v)[0])
         places = []
         for i, part in enumerate(parts):
             places.append(_pool_part(part, z, pooled[..., i * channels :], channels, row))
@@ -140,8 +140,7 @@ def pool_projections(
         channels: how many channels v and `shared` have, if zero vectors follow them.
 
     Returns:
-        Maximum and mean of each inner product over its cloud, in the type of v; arithmetic is
-        float32 at least.
+        Maximum and mean of each inner product over its cloud, in float32 at least.
 
     Symmetry: invariant under O(3), if v and z turn together.
     Gradient: that of a maximum goes to the first of equal points.

@@ -216,6 +216,28 @@ def max_kernel(
 
 @triton.jit
 @no_type_check
+def output_kernel(
+    best_ptr,  # (m, DP)
+    norm_ptr,  # (4, DP)
+    out_ptr,  # (m, D)
+    points,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    ROWS: tl.constexpr,
+    SLOPE: tl.constexpr,
+):
+    """out = leaky_relu(bn(best))."""
+    r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, DP)
+    x = load_rows(best_ptr, r, d, DP, r < points)
+    x = x * load_vector(norm_ptr, d, DP) + load_vector(norm_ptr + DP, d, DP)
+    mask = (r < points)[:, None] & (d < D)[None, :]
+    at = out_ptr + r.to(tl.int64)[:, None] * D + d[None, :]
+    tl.store(at, tl.where(x > 0, x, x * SLOPE), mask=mask)
+
+
+@triton.jit
+@no_type_check
 def norm_kernel(
     sums_ptr,  # (programs, 2, CP), if TRAINING
     gamma_ptr,

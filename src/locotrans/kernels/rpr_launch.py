@@ -17,6 +17,7 @@ SLOPE = 0.2  # as in `locotrans.nn.edge`
 FORWARD_PROGRAMS = 132 * 8  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+OUTPUT_ROWS = 16
 FINISH_COLUMNS = 1024 if INTERPRETED else 32  # the interpreter takes programs one by one
 
 
@@ -186,8 +187,11 @@ def run_forward(
         x = _linear(plan, linear, norm, x, x_basis if stage == 0 else None, index, norms)
     edges.append(x)
     best, arg, total = _max(plan, weight, x, z, norms)
-    scale, shift, _, _ = norms[-1]
-    out = F.leaky_relu(torch.addcmul(shift, best, scale), SLOPE)[:, : weight.shape[0]]
+    out = best.new_empty(plan.points, weight.shape[0])
+    forward.output_kernel[(triton.cdiv(plan.points, OUTPUT_ROWS),)](
+        best, norms[-1], out, plan.points,
+        D=weight.shape[0], DP=best.shape[1], ROWS=OUTPUT_ROWS, SLOPE=SLOPE,
+    )  # fmt: skip
     if not plan.save:
         return out, None
     return out, Saved(x_basis, z, v, reference, frames, index, best, arg, total, edges, norms)

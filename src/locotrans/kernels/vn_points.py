@@ -73,7 +73,9 @@ class _NormAct(torch.autograd.Function):
         ctx.save_for_backward(pq, offset, norm.weight, norm.bias, mean, var)
         ctx.set_materialize_grads(False)
         ctx.training, ctx.constants, ctx.clouds = norm.training, constants, clouds
-        return out, out.unflatten(0, (clouds, points)).mean(1) if with_mean else None
+        if not with_mean:
+            return out, None
+        return out, out.unflatten(0, (clouds, points)).mean(1, dtype=dtype)
 
     @staticmethod
     @once_differentiable
@@ -148,6 +150,8 @@ def vn_norm_act_mean(
     shared: bool = False,
 ) -> tuple[Float[Tensor, "b n 3 d"], Float[Tensor, "b 1 3 d"]]:
     """Do as `vn_norm_act`, and return the mean of the new vectors over each cloud besides.
+
+    The mean is float32 at least.
 
     Args:
         pq: the vectors and the directions.

@@ -17,6 +17,7 @@ from locotrans.backbones.vn_dgcnn import VNDGCNN, VNFeatures
 from locotrans.geometry.frames import FrameKind, handcrafted_frame
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import center
+from locotrans.kernels import stored_dtype, use_kernels
 from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import EdgeConv, PointLayer
@@ -124,15 +125,20 @@ class EquivariantBranch(nn.Module):
         return self.hidden(self.invariants(features.vectors, features.mean))
 
     def forward(
-        self, points: Float[Tensor, "b n 3"], shape: Float[Tensor, "b e"] | None = None
+        self,
+        points: Float[Tensor, "b n 3"],
+        shape: Float[Tensor, "b e"] | None = None,
+        *,
+        half: bool = False,
     ) -> EquivariantOutput:
         """Return the vectors of every layer, the hidden vector, and the frames.
 
         Args:
             points: the clouds.
             shape: what else is known of each shape.
+            half: take the layers for every point alone, by kernels, in bfloat16.
         """
-        features = self.backbone(points, wide=True)
+        features = self.backbone(points, wide=True, half=half)
         hidden = self.describe(features, shape)
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])
@@ -288,8 +294,10 @@ class LocoTrans(nn.Module):
         """Send clouds, and what else is known of them, through branches, fusion and heads."""
         if self.config.center:
             points = center(points)
+        half = use_kernels(points) and stored_dtype() == torch.bfloat16
         with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32
-            vn = self.equivariant_branch(points, None if shape is None else shape.to(points.dtype))
+            shape32 = None if shape is None else shape.to(points.dtype)
+            vn = self.equivariant_branch(points, shape32, half=half)
         point_features, hidden = self.invariant_branch(points, vn, shape, start)
         equivariant = self.equivariant_head(vn.hidden)
         invariant = self.invariant_head(hidden)

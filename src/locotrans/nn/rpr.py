@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length, safe_normalize
-from locotrans.kernels import edge_dtype, product_precision, use_kernels, use_loops
+from locotrans.kernels import product_precision, stored_dtype, use_kernels, use_loops
 from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
@@ -218,7 +218,7 @@ class RelativePoseConv(nn.Module):
             global_index(neighbors),
             w1,
             layers,
-            store=edge_dtype(),
+            store=stored_dtype(),
             precision=product_precision(),
         )
         return out.unflatten(0, x.shape[:2])
