@@ -353,7 +353,7 @@ def test_layers_for_points_in_bfloat16(device, monkeypatch, generator):
     fused = v.to(device).requires_grad_()
     out = answer(layers, fused)
     assert out.dtype == torch.float32
-    assert_same(out, expected, 0.02)
+    assert_same(out, expected, 0.05)
     out.backward(cotangent.to(device))
     assert fused.grad.dtype == torch.bfloat16
     for a, b in [(fused, inputs), *zip(layers.parameters(), exact.parameters(), strict=True)]:

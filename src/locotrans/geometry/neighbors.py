@@ -218,7 +218,7 @@ def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
     if torch.compiler.is_exporting():  # which knows no tensors to write to
         offset = n * torch.arange(b, device=neighbors.device)
         return (neighbors + offset[:, None, None]).flatten(0, 1).int()
-    offset = torch.arange(0, b * n, n, device=neighbors.device)
+    offset = torch.arange(0, b * n, n, dtype=neighbors.dtype, device=neighbors.device)
     rows = torch.empty_like(neighbors, dtype=torch.int32)
     return torch.add(neighbors, offset[:, None, None], out=rows).flatten(0, 1)
 

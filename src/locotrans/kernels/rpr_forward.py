@@ -6,13 +6,16 @@ import triton
 import triton.language as tl
 
 from locotrans.kernels.rpr_tiles import (
+    activated,
     dot,
     fold,
     load_frame,
     load_matrix,
     load_rows,
+    load_stored,
     load_vector,
     load_vectors,
+    operand,
     store_rows,
     store_sums,
 )
@@ -28,6 +31,7 @@ def pose_kernel(
     weight_ptr,  # (H, 3 CV)
     bias_ptr,  # (H)
     center_ptr,  # (H)
+    norm_ptr,  # (4, HP), if ACTIVATE
     out_ptr,  # (m k, HP)
     sums_ptr,  # (programs, 2, HP)
     points,
@@ -39,11 +43,13 @@ def pose_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     STATISTICS: tl.constexpr,
+    ACTIVATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """h1 = sum over axes a of K_a F_a, plus bias, with F_a = sum over i of U[i, a] (v_j - v_r)[i].
 
-    A program owns ROWS points and walks through their neighbours.
+    If ACTIVATE, relu(bn(h1)) is written. A program owns ROWS points and walks through their
+    neighbours.
     """
     program = tl.program_id(0)
     r = program * ROWS + tl.arange(0, ROWS)
@@ -75,6 +81,8 @@ def pose_kernel(
         out += dot(u01 * x0 + u11 * x1 + u21 * x2, w1, PRECISION)
         out += dot(u02 * x0 + u12 * x1 + u22 * x2, w2, PRECISION)
         out += bias
+        if ACTIVATE:
+            out = activated(out, norm_ptr, h, HP)
         store_rows(out_ptr, r * k + n, h, HP, inside, out)
         if STATISTICS:
             x = tl.where(inside[:, None], out - center, 0.0)
@@ -94,6 +102,7 @@ def linear_kernel(
     factor_ptr,  # (n, COP), if MULTIPLY
     index_ptr,  # (edges), if MULTIPLY
     center_ptr,  # (CO)
+    out_norm_ptr,  # (4, COP), if ACTIVATE
     out_ptr,  # (edges, COP)
     sums_ptr,  # (programs, 2, COP)
     edges,
@@ -106,17 +115,22 @@ def linear_kernel(
     COLS: tl.constexpr,
     MULTIPLY: tl.constexpr,
     STATISTICS: tl.constexpr,
+    ACTIVATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """y = W relu(bn(x)) + bias, times the factor of the neighbour j if MULTIPLY.
 
-    For COLS of the columns of y. Programs that share edges are neighbours in the grid, so x comes
-    from the cache.
+    If ACTIVATE, relu(bn(x)) is what is read, and relu(bn(y)) what is written. For COLS of the
+    columns of y. Programs that share edges are neighbours in the grid, so x comes from the cache.
     """
     program = tl.program_id(1)
     ci = tl.arange(0, CIP)
     co = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COLS)
+    if ACTIVATE:  # the scale of the batch norm goes into the matrix before it
+        w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, "ieee")
+        w = operand(w * load_vector(out_norm_ptr, co, COP), PRECISION)
+    else:
+        w = load_matrix(weight_ptr, ci, co, 1, CI, CI, CO, PRECISION)  # (CIP, COLS)
     s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for t in range(tiles):
@@ -126,13 +140,20 @@ def linear_kernel(
             j = tl.load(index_ptr + rows, mask=inside, other=0).to(tl.int64)
             factor = load_rows(factor_ptr, j, co, COP, inside)
         # vectors are loaded here and not before: fewer registers, more programs at a time
-        scale = load_vector(norm_ptr, ci, CIP)
-        shift = load_vector(norm_ptr + CIP, ci, CIP)
-        x = load_rows(x_ptr, rows, ci, CIP, inside)
-        y = dot(tl.maximum(x * scale + shift, 0.0), w, PRECISION)
-        y += load_vector(bias_ptr, co, CO)
+        if ACTIVATE:
+            x = load_stored(x_ptr, rows, ci, CIP, inside)
+        else:
+            scale = load_vector(norm_ptr, ci, CIP)
+            shift = load_vector(norm_ptr + CIP, ci, CIP)
+            x = load_rows(x_ptr, rows, ci, CIP, inside)
+            x = tl.maximum(x * scale + shift, 0.0)
+        y = dot(x, w, PRECISION)
+        bias = load_vector(bias_ptr, co, CO)
+        y += bias * load_vector(out_norm_ptr, co, COP) if ACTIVATE else bias
         if MULTIPLY:
             y *= factor
+        if ACTIVATE:
+            y = tl.maximum(y + load_vector(out_norm_ptr + COP, co, COP), 0.0)
         store_rows(out_ptr, rows, co, COP, inside, y)
         if STATISTICS:
             y = tl.where(inside[:, None], y - load_vector(center_ptr, co, CO), 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.kernels import rpr_forward as forward
-from locotrans.kernels.rpr_last import last_kernel
+from locotrans.kernels.rpr_last import fold_kernel, last_kernel
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
@@ -128,6 +128,17 @@ class Plan(NamedTuple):
         exact = self.precision in ("ieee", "tf32x3")
         return not (self.training or self.save or (self.wide and exact))
 
+    @property
+    def activated_precision(self) -> str:
+        """Return that of products of what comes from a batch norm and a ReLU, in evaluation."""
+        return "half" if self.precision == "tf32" else self.precision
+
+    @property
+    def edge_dtype(self) -> torch.dtype:
+        """Return the type of edge tensors."""
+        half = self.joins and self.activated_precision == "half"
+        return torch.float16 if half else self.store
+
     def launch(self, kernel: str) -> Launch:
         """Return the sizes of a kernel."""
         table = LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES
@@ -181,7 +192,7 @@ def run_forward(
     if plan.joins:
         for linear, norm in stages[:-1]:
             x = _linear(plan, linear, norm, x, x_basis, index, norms)
-        return _last(plan, *stages[-1], weight, x, x_basis, z, index, norms), None
+        return _last(plan, *stages[-1], weight, x, x_basis, z, index), None
     for stage, (linear, norm) in enumerate(stages):
         edges.append(x)
         x = _linear(plan, linear, norm, x, x_basis if stage == 0 else None, index, norms)
@@ -209,16 +220,17 @@ def _pose(
     h, hp = linear.out_features, width(linear.out_features)
     launch = plan.launch("pose")
     programs = triton.cdiv(plan.points, launch.rows)
-    out = v.new_empty(plan.edges, hp, dtype=plan.store)
+    out = v.new_empty(plan.edges, hp, dtype=plan.edge_dtype)
     sums = v.new_empty(programs, 2, hp, dtype=torch.float32)
+    table = _norm(plan, norm, sums) if plan.joins else None
     forward.pose_kernel[(programs,)](
         v, v if reference is None else reference, frames, index, linear.weight, linear.bias,
-        norm.running_mean, out, sums, plan.points, plan.k,
+        norm.running_mean, table, out, sums, plan.points, plan.k,
         CV=linear.in_features // 3, H=h, CVP=width(linear.in_features // 3), HP=hp,
-        WIDTH=v.shape[-1], ROWS=launch.rows, STATISTICS=plan.training,
+        WIDTH=v.shape[-1], ROWS=launch.rows, STATISTICS=plan.training, ACTIVATE=plan.joins,
         PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
-    norms.append(_norm(plan, norm, sums))
+    norms.append(_norm(plan, norm, sums) if table is None else table)
     return out
 
 
@@ -237,14 +249,15 @@ def _linear(
     programs, tiles = plan.tiles(launch.rows, FORWARD_PROGRAMS)
     out = x.new_empty(plan.edges, cop)
     sums = x.new_empty(programs, 2, cop, dtype=torch.float32)
+    table = _norm(plan, norm, sums) if plan.joins else None
     forward.linear_kernel[(cop // columns, programs)](
-        x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, out, sums,
-        plan.edges, tiles,
+        x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, table, out,
+        sums, plan.edges, tiles,
         CI=linear.in_features, CO=linear.out_features, CIP=x.shape[1], COP=cop, ROWS=launch.rows,
-        COLS=columns, MULTIPLY=factor is not None, STATISTICS=plan.training,
-        PRECISION=plan.precision, **launch.options(),
+        COLS=columns, MULTIPLY=factor is not None, STATISTICS=plan.training, ACTIVATE=plan.joins,
+        PRECISION=plan.activated_precision if plan.joins else plan.precision, **launch.options(),
     )  # fmt: skip
-    norms.append(_norm(plan, norm, sums))
+    norms.append(_norm(plan, norm, sums) if table is None else table)
     return out
 
 
@@ -278,7 +291,6 @@ def _last(
     x_basis: Tensor,
     z: Tensor,
     index: Tensor,
-    norms: list[Tensor],
 ) -> Tensor:
     """Return the output from the input of the last two products, in evaluation."""
     launch, cop, dp = plan.launch("last"), width(linear.out_features), z.shape[1]
@@ -286,14 +298,14 @@ def _last(
     out = torch.empty_like(z, dtype=torch.float32)
     inner_norm = _norm(plan, norm, out.new_empty(0, 2, cop))
     out_norm = _norm(plan, plan.layers.norm, out.new_empty(0, 2, dp))
+    multiply = linear is plan.layers.kernel2
+    fold_kernel[(1,)](inner_norm, linear.bias, C=linear.out_features, CP=cop, MULTIPLY=multiply)
     last_kernel[(dp // columns, triton.cdiv(plan.points, launch.rows))](
-        x, norms[-1], linear.weight, linear.bias, x_basis, index, inner_norm, weight, z,
-        out_norm, out, plan.points, plan.k, weight.stride(0),
+        x, linear.weight, inner_norm, x_basis, index, weight, z, out_norm, out,
+        plan.points, plan.k, weight.stride(0),
         CI=linear.in_features, CO=linear.out_features, D=weight.shape[0], CIP=x.shape[1], COP=cop,
         DP=dp, ROWS=launch.rows, COLS=columns, CHANNELS=min(64, cop),
-        MULTIPLY=linear is plan.layers.kernel2, SLOPE=SLOPE,
-        PRECISION="half" if plan.precision == "tf32" else plan.precision,
-        **launch.options(),
+        MULTIPLY=multiply, SLOPE=SLOPE, PRECISION=plan.activated_precision, **launch.options(),
     )  # fmt: skip
     return out[:, : weight.shape[0]]
 

@@ -20,9 +20,11 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def operand(x, PRECISION: tl.constexpr):
-    """Convert to what a product multiplies: bfloat16, or float32."""
+    """Convert to what a product multiplies: bfloat16, half precision, cut to its range, float32."""
     if PRECISION == "bf16":
         return x.to(tl.bfloat16)
+    elif PRECISION == "half":
+        return x if x.dtype == tl.float16 else tl.clamp(x, -65504.0, 65504.0).to(tl.float16)
     elif PRECISION == "bf16_rounded":
         return x.to(tl.bfloat16).to(tl.float32)
     else:
@@ -37,7 +39,7 @@ def dot(a, b, PRECISION: tl.constexpr):
     "bf16_rounded" rounds the factors to bfloat16 but multiplies in float32: Triton's interpreter
     has no bfloat16 product.
     """
-    if PRECISION == "bf16":
+    if PRECISION == "bf16" or PRECISION == "half":
         return tl.dot(operand(a, PRECISION), operand(b, PRECISION))
     elif PRECISION == "bf16_rounded":
         return tl.dot(operand(a, PRECISION), operand(b, PRECISION), input_precision="ieee")
@@ -59,6 +61,14 @@ def load_matrix(
 
 @triton.jit
 @no_type_check
+def activated(x, norm_ptr, cols, WIDTH: tl.constexpr):
+    """Batch norm and ReLU."""
+    x = x * load_vector(norm_ptr, cols, WIDTH) + load_vector(norm_ptr + WIDTH, cols, WIDTH)
+    return tl.maximum(x, 0.0)
+
+
+@triton.jit
+@no_type_check
 def load_vector(pointer, cols, COLS: tl.constexpr):
     """Load one number a channel as a row (1, c), zero beyond COLS."""
     return tl.load(pointer + cols, mask=cols < COLS, other=0.0).to(tl.float32)[None, :]
@@ -74,9 +84,19 @@ def load_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside):
 
 @triton.jit
 @no_type_check
-def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
-    """Store some columns of some rows of an (n, WIDTH) tensor in its own type."""
+def load_stored(pointer, rows, cols, WIDTH: tl.constexpr, inside):
+    """Do the same in the type of the tensor."""
     at = pointer + rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    return tl.load(at, mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
+    """Store some columns of some rows of an (n, WIDTH) tensor in its own type, within its range."""
+    at = pointer + rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    if pointer.dtype.element_ty == tl.float16:
+        x = tl.clamp(x, -65504.0, 65504.0)
     tl.store(at, x.to(pointer.dtype.element_ty), mask=inside[:, None])
 
 

@@ -95,6 +95,9 @@ class EquivariantOutput(NamedTuple):
     frames: Float[Tensor, "b n 3 3"]
 
 
+FROM_VECTORS = ("equivariant", "coordinates")  # poses that kernels make
+
+
 class EquivariantBranch(nn.Module):
     """VN-DGCNN, its invariants, and the frames learned from it.
 
@@ -201,11 +204,15 @@ class InvariantBranch(nn.Module):
             layers = [self.first(points, graph, equivariant.frames)]
         if start is not None:
             layers = [layers[0] + start]
+        # the kernels' products take what is rounded once, here, neighbours are found by what is not
+        half = stored_dtype() if use_kernels(points) else points.dtype
+        rounded = [layers[0].to(half)]
         for i, conv in enumerate(self.convs):
-            x = layers[-1]
-            neighbors = self._graph(i + 1, x, equivariant)
+            neighbors = self._graph(i + 1, layers[-1], equivariant)
+            x = rounded[-1] if self.config.relative_pose in FROM_VECTORS else layers[-1]
             layers.append(self._convolve(i, conv, points, x, neighbors, equivariant))
-        features = torch.cat(layers, dim=-1)
+            rounded.append(layers[-1].to(half))
+        features = torch.cat(rounded, dim=-1)
         embedding, pooled = self.embed.pooled(features)
         return embedding, self.describe(features, pooled, shape)
 
