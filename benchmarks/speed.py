@@ -16,6 +16,7 @@ Sections:
                 recorded, training in mixed precision, inference with TF32 products.
     parts       training and inference of the networks for part segmentation, 16 shapes of 2,048
                 points, k = 40.
+    large       one cloud of up to 100,000 points: time and memory of a forward pass.
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
 reserved. Weights and statistics are those that a network starts with.
@@ -24,6 +25,7 @@ reserved. Weights and statistics are those that a network starts with.
 import argparse
 import gc
 import os
+import resource
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -39,12 +41,22 @@ from network_timing import (
     network,
     train_row,
 )
-from timing import RECORDS, clouds, inference, markdown, measure, write_record
+from timing import (
+    RECORDS,
+    clouds,
+    inference,
+    markdown,
+    measure,
+    peak_memory,
+    seconds_of,
+    write_record,
+)
 
+from locotrans.kernels import float32_products
 from locotrans.training.record import find_device
 
-SECTIONS = ("train", "inference", "kernels", "scaling", "parts")
-CPU_SECTIONS = ("inference", "scaling")  # unless others are asked for
+SECTIONS = ("train", "inference", "kernels", "scaling", "parts", "large")
+CPU_SECTIONS = ("inference", "scaling", "large")  # unless others are asked for
 
 Job = Callable[[], Iterable[Row]]  # gives some rows of a table
 
@@ -119,6 +131,26 @@ def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
             yield partial(inference_rows, args, name, *size)
 
 
+def large_jobs(args: argparse.Namespace) -> Iterator[Job]:
+    sizes = [2000] if args.quick else [25_000, 50_000, 100_000]
+    for name in args.models:
+        for points in sizes:
+            yield partial(_one, large_row, args, name, points)
+
+
+def large_row(args: argparse.Namespace, name: str, points: int) -> Row:
+    """Take a forward pass once. On the CPU, memory is the most that the process has had yet."""
+    device = args.device
+    call = inference(network(name, args.k, device).eval(), clouds(1, points, device))
+    with float32_products("high"), peak_memory(device) as peak:
+        if device.type == "cuda":
+            call()
+        seconds = seconds_of(call, device)
+    if device.type != "cuda":
+        peak["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"network": name, "points": points, "k": args.k, "s": seconds, **peak}
+
+
 def _one(row: Callable[..., Row], *arguments: object) -> list[Row]:
     return [row(*arguments)]
 
@@ -129,6 +161,7 @@ JOBS = {
     "kernels": kernel_jobs,
     "scaling": scaling_jobs,
     "parts": parts_jobs,
+    "large": large_jobs,
 }
 
 

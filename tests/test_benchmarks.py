@@ -113,7 +113,7 @@ def test_speed_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     out = tmp_path / "speed.json"
     command = f"--device cpu --models light --batches 2 --points 16 --k 4 --out {out} --quick"
     results = speed.main(
-        [*command.split(), "--threads", "1", "--only", "train,inference,scaling,parts"]
+        [*command.split(), "--threads", "1", "--only", "train,inference,scaling,parts,large"]
     )
     record = json.loads(out.read_text())
     assert record["results"] == results
@@ -126,6 +126,7 @@ def test_speed_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     (parts,) = results["parts"]
     assert parts["network"] in network_timing.SEGMENTERS
     assert parts["shapes/s"] > 0
+    assert results["large"][0]["peak_gib"] > 0
     assert "| network | mode |" in capsys.readouterr().out
 
 

@@ -335,27 +335,26 @@ def test_a_cuda_graph_can_hold_them(generator):
 
 
 def test_layers_for_points_in_bfloat16(device, monkeypatch, generator):
-    torch.manual_seed(0)
+    # far from directions of length 0, near which rounding (or cutting, as the interpreter does)
+    # changes gradients at will
     layers = nn.ModuleList([VNLayer((3, 2), 6, shared_direction=True), VNPooledInvariants(12)])
     exact, layers = copy.deepcopy(layers).double(), layers.to(device)
-    v = torch.randn(3, 9, 3, 5, generator=generator).bfloat16()
+    v = torch.randn(3, 40, 3, 5, generator=generator) / 8
+    v = (v + torch.randn(3, 5, generator=generator)).bfloat16()
 
-    def answer(layers, v):
-        out, mean = layers[0].with_mean(v, wide=True)
-        return layers[1](out, mean)
+    def run(layers, v):
+        v = v.requires_grad_()
+        out = layers[1](*layers[0].with_mean(v, wide=True))
+        cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+        cotangent[:, : len(out.T) // 2] = 0  # of maxima, which rounding may choose elsewhere
+        out.backward(cotangent.to(out))
+        parameters = torch.cat([p.grad.flatten() for p in layers.parameters()])
+        return [x.detach().double().cpu() for x in (out, v.grad, parameters)], v.grad.dtype
 
-    inputs = v.double().requires_grad_()
-    expected = answer(exact, inputs)
-    cotangent = torch.randn(expected.shape, generator=generator)
-    cotangent[:, : len(cotangent.T) // 2] = 0  # of maxima, which rounding may choose elsewhere
-    expected.backward(cotangent.double())
+    expected, _ = run(exact, v.double())
     monkeypatch.setattr("locotrans.nn.vn.use_kernels", lambda x: True)
-    fused = v.to(device).requires_grad_()
-    out = answer(layers, fused)
-    assert out.dtype == torch.float32
-    assert_same(out, expected, 0.05)
-    out.backward(cotangent.to(device))
-    assert fused.grad.dtype == torch.bfloat16
-    for a, b in [(fused, inputs), *zip(layers.parameters(), exact.parameters(), strict=True)]:
-        error = a.grad.double().cpu() - b.grad
-        assert error.norm() <= 0.1 * b.grad.norm()
+    actual, dtype = run(layers, v.to(device))
+    assert dtype == torch.bfloat16
+    assert (actual[0] - expected[0]).norm() < 0.05 * expected[0].norm()
+    for a, b in zip(actual[1:], expected[1:], strict=True):
+        assert F.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.9

@@ -34,7 +34,7 @@ COLUMNS = 2048  # distances that a warp holds
 GROUPS = 128  # of columns, at most
 ROUNDS = 24  # of a bisection, at most
 ROWS = 2  # that a warp owns in clouds that do not fit
-CENTER_ROWS, CENTER_CHANNELS = 128, 8  # of a program that centres features
+CENTER_ROWS, CENTER_CHANNELS = 512, 8  # of a program that centres features
 PART_ROWS = 8  # of a program that splits features
 # whether torch multiplies half precision into float32
 WIDE_PRODUCTS = "dtype" in torch.ops.aten.bmm.overloads()
@@ -348,7 +348,7 @@ def feature_centers(
     center, largest = (torch.empty(b, m, device=x.device) for m in (c, blocks))
     _center_kernel[(blocks, b)](
         x, center, largest, n,
-        C=c, BLOCKS=blocks, ROWS=CENTER_ROWS, CHANNELS=CENTER_CHANNELS,
+        C=c, BLOCKS=blocks, ROWS=CENTER_ROWS, CHANNELS=CENTER_CHANNELS, num_warps=8,
     )  # fmt: skip
     return center, largest
 

@@ -1,0 +1,94 @@
+"""The networks by their kernels, on a GPU: recorded tensors, symmetry, 200 steps of training."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from locotrans import create_model
+from locotrans.convert import from_authors
+from locotrans.data import load_dataset
+from locotrans.geometry import random_rotations
+from locotrans.kernels import set_kernels
+from locotrans.training.config import TrainConfig
+from locotrans.training.step import Step
+
+pytestmark = pytest.mark.gpu
+DIR = os.environ.get("LOCOTRANS_PARITY_DIR")
+NETWORKS = {"full": "locotrans_dgcnn", "light": "locotrans_dgcnn_light"}
+
+
+def change(a, b):
+    return ((a.double().cpu() - b.double().cpu()).norm() / b.double().cpu().norm()).item()
+
+
+@pytest.mark.skipif(DIR is None, reason="LOCOTRANS_PARITY_DIR names no folder")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_recorded_tensors(name):
+    with np.load(Path(str(DIR)) / f"official_{name}.npz") as file:
+        recorded = {key: torch.as_tensor(file[key]) for key in file.files}
+    state = {
+        key.removeprefix("state/"): x.float() if x.is_floating_point() else x
+        for key, x in recorded.items()
+        if key.startswith("state/")
+    }
+    with torch.inference_mode():
+        output = from_authors(state).cuda().eval()(recorded["points"].float().cuda())
+    heads = {"invariant": output.invariant, "equivariant": output.equivariant}
+    heads["fusion"] = output.fused
+    found = {
+        head: change(x, recorded[f"eval/logits_{head}"])
+        for head, x in heads.items()
+        if x is not None
+    }
+    found["vectors"] = change(output.vectors, recorded["eval/vectors"].permute(0, 3, 1, 2))
+    print(name, found)
+    assert max(found.values()) < 1e-3
+    ours = output.neighbors.cpu().long().sort(-1).values
+    same = (ours == recorded["eval/knn_index_layer1"].long().sort(-1).values).all(-1)
+    assert same.float().mean() > 0.999
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_rotations_change_rounding_only(name):
+    torch.manual_seed(0)
+    model = create_model(NETWORKS[name]).cuda().eval()
+    data = load_dataset("builtin", "test", shapes=16)
+    points = data.points.cuda()
+    turns = random_rotations(16, generator=torch.Generator().manual_seed(1)).cuda()
+    with torch.inference_mode():
+        a, b = model(points), model(points @ turns.mT)
+    found = {
+        "logits": change(b.logits, a.logits),
+        "frames": change(b.frames, turns[:, None] @ a.frames),
+    }
+    print(name, found)
+    assert max(found.values()) < 1e-2  # where neighbours tie nearly, rounding chooses
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_follow_those_of_the_plain_code(name, precision):
+    data = load_dataset("builtin", "train", shapes=320)
+    curves = {}
+    for setting, kind in (("off", "float32"), ("auto", precision)):
+        before = set_kernels(setting)
+        try:
+            torch.manual_seed(0)
+            model = create_model(NETWORKS[name], 20, dropout=0.0).cuda().train()
+            config = TrainConfig(precision=kind, lr=0.01)
+            step, losses = Step(model, config, torch.device("cuda")), []
+            batches = torch.Generator().manual_seed(0)
+            for _ in range(200):
+                chosen = torch.randint(len(data.labels), (16,), generator=batches)
+                figures = step(data.points[chosen].cuda(), data.labels[chosen].cuda(), config.lr)
+                losses.append(figures["total"])
+        finally:
+            set_kernels(before)
+        curves[setting] = torch.stack(losses).cpu().view(10, 20).mean(1)
+    apart = ((curves["auto"] - curves["off"]).abs() / curves["off"]).tolist()
+    print(name, precision, [round(x, 4) for x in apart], curves["off"].tolist())
+    assert curves["off"][-1] < 0.9 * curves["off"][0]
+    assert max(apart) < 0.05
