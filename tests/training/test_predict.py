@@ -13,6 +13,7 @@ from torch import nn
 from data.readers import writers
 from dying_reader import die_on_plates
 from locotrans.data import load_dataset
+from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import farthest_points
 from locotrans.models import ClassifierOutput, create_model
 from locotrans.training.checkpoint import write_tensors
@@ -187,9 +188,27 @@ def test_choosing_points():
         assert len(np.unique(many, axis=0)) == 64
         again = choose_points(rod(20_000).astype(np.float32), 64, choice=choice)
         assert (many == again).all()
-    cloud = rod(500)
-    spread = farthest_points(torch.from_numpy(cloud), 64)
-    assert (choose_points(cloud, 64, choice="farthest") == cloud[spread.numpy()]).all()
+
+
+@pytest.mark.parametrize("size", [1, 64, 500, 5000, 60_000])
+def test_farthest_points_do_not_depend_on_order_or_pose(size):
+    cloud = rod(size)
+    chosen = choose_points(cloud, 64, choice="farthest")
+    if size >= 64:
+        assert (chosen == cloud[farthest_points(torch.from_numpy(cloud), 64).numpy()]).all()
+    generator = torch.Generator().manual_seed(1)
+    R = random_rotations(generator=generator, dtype=torch.float64).numpy()
+    order = torch.randperm(size, generator=generator).numpy()
+    moved = choose_points(3 * (cloud @ R.T)[order] + 5, 64, choice="farthest")
+    assert np.abs(moved - 3 * (chosen @ R.T) - 5).max() < 1e-12
+    other = choose_points(cloud[order], 64)  # the twin: the random choice does
+    assert size <= 64 or (np.sort(other[:, 0]) != np.sort(choose_points(cloud, 64)[:, 0])).any()
+
+
+def test_farthest_points_take_one_of_those_in_one_place():
+    cloud = np.repeat(rod(30), 5, axis=0)
+    chosen, times = np.unique(choose_points(cloud, 70, choice="farthest"), axis=0, return_counts=1)
+    assert (len(chosen), set(times)) == (30, {2, 3})
 
 
 def test_predict_sees_what_eval_sees(tmp_path, monkeypatch):

@@ -127,6 +127,27 @@ def test_search_prints_the_nearest_and_writes_json(index, shapes, tmp_path, caps
     assert [row["path"] for row in answer["nearest"]] == [line.split()[1] for line in lines]
 
 
+@pytest.mark.parametrize(("choice", "found"), [("farthest", True), ("random", False)])
+def test_points_in_another_order_are_found_unless_they_are_chosen_at_random(
+    choice, found, tmp_path, weights, capsys
+):
+    """Of 400 points the network takes 32; and of 20 it repeats some."""
+    many = write_shapes(tmp_path / "shapes", 20, points=400)
+    few = write_shapes(tmp_path / "shapes/few", 20, points=20, split="train")
+    arguments = ["--out", str(tmp_path / "index"), "--weights", str(weights)]
+    # farthest points are the default
+    main(["index", str(tmp_path / "shapes"), *arguments, *["--choice", choice][: 2 * (not found)]])
+    assert Index.open(tmp_path / "index").facts.choice == choice
+    firsts = []
+    for number, file in enumerate([*many[:4], *few[:4]]):
+        query = turned(file, tmp_path / "query.npy", seed=number)
+        np.save(query, np.random.default_rng(number).permutation(np.load(query)))
+        search_file(tmp_path / "index", query, k=1, json=tmp_path / "out.json")
+        (first,) = json.loads((tmp_path / "out.json").read_text())["nearest"]
+        firsts.append(first["path"] == str(file) and first["distance"] < 1e-3)
+    assert all(firsts) if found else not any(firsts)
+
+
 def test_pages_are_one_file_with_a_picture_of_each_shape(index, shapes, tmp_path, capsys):
     page = tmp_path / "page.html"
     search_file(index, shapes[0], k=3, html=page)
@@ -268,7 +289,9 @@ def test_mistakes_are_named(index, shapes, weights, tmp_path, capsys):
     other = write_network(tmp_path / "other.safetensors", seed=1)
     both = ["index", folder, "--out", index]
     assert "name another --out" in error_of([*both, "--weights", other], capsys)
-    assert "name another --out" in error_of([*both, "--points", 16], capsys)
+    assert "built with points 32, now it would be 16: " in error_of([*both, "--points", 16], capsys)
+    message = "built with choice farthest, now it would be random: "
+    assert message in error_of([*both, "--choice", "random"], capsys)
     stranger = tmp_path / "stranger"
     write_shapes(stranger / "deeper", 2)
     assert "none of its files" in error_of(["index", stranger, "--out", index], capsys)
@@ -281,6 +304,8 @@ def test_mistakes_are_named(index, shapes, weights, tmp_path, capsys):
     wrong = ["search", index, shapes[0], "--weights", other]
     assert "is not what" in error_of(wrong, capsys)
     whole = index.read_bytes()
+    index.write_bytes(whole.replace(b'format\\\\\\": 3', b'format\\\\\\": 2'))
+    assert "format 2, this version reads 3: remove it" in error_of(wrong[:3], capsys)
     index.write_bytes(whole[: len(whole) // 2])
     assert "damaged or no index" in error_of(["search", index, shapes[0]], capsys)
 

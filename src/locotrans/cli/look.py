@@ -1,6 +1,7 @@
 """Commands that show shapes, and find those that are alike."""
 
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -58,6 +59,7 @@ def index(
     weights: Path | None = None,
     points: int | None = None,
     seed: int = 0,
+    choice: Literal["farthest", "random"] | None = None,
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = None,
@@ -73,7 +75,10 @@ def index(
         out: File of the index.
         weights: Run folder of `train`, or a .safetensors file; by default as the index was built.
         points: Points chosen of each file; by default as in training.
-        seed: Seed of their choice.
+        seed: Seed of their choice, and of the points drawn from meshes.
+        choice: How they are chosen: farthest points, which depend neither on the order of the
+            points nor on the pose, or at random as in training; by default as the index was built,
+            and farthest points in a new one. A search chooses as the index does.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; by default none for a few files, else one a core.
@@ -86,6 +91,7 @@ def index(
         weights,
         points=points,
         seed=seed,
+        choice=choice,
         batch_size=batch_size,
         device=device,
         workers=workers,

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from locotrans.training.predict.arrays import ArrayWriter
 from locotrans.training.predict.embeddings import embeddings_of
 from locotrans.training.predict.files import find_files
 from locotrans.training.predict.progress import follow, load_inference
+from locotrans.training.predict.samples import Choice
 from locotrans.training.predict.stream import Inference
 from locotrans.training.search.index import Facts, Index, save_index
 
@@ -32,6 +34,7 @@ def build_index(
     *,
     points: int | None = None,
     seed: int = 0,
+    choice: Choice | None = None,
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = None,
@@ -46,7 +49,10 @@ def build_index(
         out: File of the index.
         weights: Run folder or weights file of a classifier; by default as the index was built.
         points: Points chosen of each file; by default as in training.
-        seed: Seed of their choice.
+        seed: Seed of their choice, and of the points drawn from meshes.
+        choice: How they are chosen: farthest points, which depend neither on the order of the
+            points nor on the pose, or at random as in training; by default as the index was built,
+            and farthest points in a new one.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; by default none for a few files, else one a core.
@@ -69,8 +75,10 @@ def build_index(
         weights = old.weights
     if old is not None and points is None:
         points = old.facts.points
-    inference, metadata = load_inference(weights, points, seed, batch_size, device, workers)
-    facts = Facts(metadata["model"], metadata["sha256"], inference.points, seed)
+    if choice is None:
+        choice = "farthest" if old is None else old.facts.choice
+    inference, metadata = load_inference(weights, points, seed, batch_size, device, workers, choice)
+    facts = Facts(metadata["model"], metadata["sha256"], inference.points, seed, choice)
     found = stamps_of(folder, find_files([folder]))
     kept = rows_to_keep(old, facts, found, folder)
     fresh = [name for name in found if name not in kept]
@@ -116,8 +124,11 @@ def rows_to_keep(old: Index | None, facts: Facts, found: Stamps, folder: Path) -
     if old is None:
         return {}
     if old.facts != facts:
+        before, now = asdict(old.facts), asdict(facts)
+        others = [name for name in now if now[name] != before[name]]
         raise ValueError(
-            f"{old.path} was built by {old.facts}, now it would be {facts}: "
+            f"{old.path} was built with {', '.join(f'{name} {before[name]}' for name in others)}, "
+            f"now it would be {', '.join(str(now[name]) for name in others)}: "
             "give what it was built with, or name another --out"
         )
     known = old.stamps()

@@ -15,9 +15,10 @@ from jaxtyping import Float32, Int64
 from safetensors import SafetensorError, safe_open
 
 from locotrans.training.predict.arrays import ArrayWriter
+from locotrans.training.predict.samples import Choice
 from locotrans.training.record import replacing
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class Facts:
     points: int
     """Points chosen of each file."""
     seed: int
-    """Seed of their choice."""
+    """Seed of their choice, and of the points drawn from meshes."""
+    choice: Choice
+    """How they are chosen: see `choose_points`."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,17 @@ class Index:
             head = json.loads(texts["index"][0])
             form = head.pop("format")
             folder, weights = Path(head.pop("folder")), Path(head.pop("weights"))
-            facts, names = Facts(**head), texts["paths"]
+            facts, names = Facts(**head) if form == FORMAT else None, texts["paths"]
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no index ({' '.join(str(error).split())}): "
                 "name another file, or make the index anew by `locotrans index`"
             ) from None
-        if form != FORMAT:
-            raise ValueError(f"{path} has format {form}, this version reads {FORMAT}: make it anew")
+        if facts is None:
+            raise ValueError(
+                f"{path} has format {form}, this version reads {FORMAT}: remove it, and make it "
+                "anew by `locotrans index`"
+            )
         return cls(path, folder, weights, facts, names, _mapped(path), sizes, times)
 
     def __len__(self) -> int:

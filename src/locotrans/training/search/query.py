@@ -56,7 +56,7 @@ def search_file(
 def embed_file(
     index: Index, file: Path, weights: Path | None = None, device: str = "auto"
 ) -> np.ndarray:
-    """Return the unit vector of a file, by the network of an index.
+    """Return the unit vector of a file, by the network of an index and its choice of points.
 
     Raises:
         ValueError: the file cannot be read, or the weights are not those of the index.
@@ -71,7 +71,7 @@ def embed_file(
             f"{where} is not what {index.path} was built with: name the right file (--weights), "
             "or make the index anew"
         )
-    sample = load_sample(file, facts.points, facts.seed)
+    sample = load_sample(file, facts.points, facts.seed, choice=facts.choice)
     if sample.points is None:
         raise ValueError(f"{file}: {sample.error}")
     dtype = next(inference.model.parameters()).dtype
