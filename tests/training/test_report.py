@@ -11,8 +11,9 @@ from locotrans.models import create_model, list_models
 from locotrans.training import preset_config
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.loop import best_test_epoch
-from locotrans.training.report import PAPER, network_cost, read_curves, render
-from locotrans.training.results import aggregate, read_results
+from locotrans.training.report import read_curves, read_results, render
+from locotrans.training.report.collect import aggregate
+from locotrans.training.report.paper import PAPER, network_cost
 
 FULL, LIGHT = "locotrans_dgcnn", "locotrans_dgcnn_light"
 
@@ -248,7 +249,7 @@ def test_cost_counts_parameters():
 
 
 def test_the_command(uncut, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("locotrans.training.report.network_cost", lambda model, options: (1, 2))
+    monkeypatch.setattr("locotrans.training.report.document.network_cost", lambda *_: (1, 2))
     out, curves = tmp_path / "report.md", tmp_path / "curves.png"
     main(["report", str(uncut), "--out", str(out), "--curves", str(curves)])
     text = out.read_text()

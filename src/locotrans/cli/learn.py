@@ -103,8 +103,7 @@ def report(
     """
     from locotrans.pictures import curves_figure, save_figure
     from locotrans.training.record import write_atomically
-    from locotrans.training.report import read_curves, render
-    from locotrans.training.results import read_results
+    from locotrans.training.report import read_curves, read_results, render
 
     results = read_results(records)
     if curves is not None:

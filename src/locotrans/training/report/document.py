@@ -1,0 +1,57 @@
+"""The whole report: a part for each recipe.
+
+Each recipe has tables of its own, so that the paper's and ours are never mixed; a cell that was not
+run stays empty.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from locotrans.training.presets import PRESETS
+from locotrans.training.report.collect import Result
+from locotrans.training.report.paper import PAPER, Cost, network_cost, paper_table
+from locotrans.training.report.tables import (
+    all_runs,
+    best_epochs,
+    perturbed_clouds,
+    sampled_clouds,
+    segmentations,
+)
+
+MAIN = "modelnet40"
+"""The preset whose tables are shown even where nothing was run."""
+NOTE = """\
+Accuracy in percent. Ours: the last epoch, over all fixed rotations of every test shape; several
+seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
+on the test set. Empty: not run. Networks are trained in float32, or where it says so in mixed
+precision, and are always evaluated in float32."""
+
+
+def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | None = None) -> str:
+    """Write the report as Markdown.
+
+    Args:
+        results: what `read_results` found.
+        curves: a picture of training curves to show.
+        cost: gives the parameters and FLOPs of a model with options; by default they are counted.
+    """
+    paper = json.loads(PAPER.read_text())
+    cost = cost or network_cost
+    recipes = sorted({(r.key.preset, r.key.departures) for r in results} | {(MAIN, "")})
+    lines = ["# Results", "", NOTE, "", f"The paper: {paper['paper']}.", ""]
+    if curves is not None:
+        lines += [f"![training curves]({curves})", ""]
+    for preset, departures in recipes:
+        mine = [r for r in results if (r.key.preset, r.key.departures) == (preset, departures)]
+        title = PRESETS[preset].title if preset in PRESETS else "the defaults"
+        but = f", but {departures}" if departures else ""
+        lines += [f"## {preset or 'No preset'}: {title}{but}", ""]
+        for table in paper["tables"]:
+            data = table.get("data", paper["data"])
+            text, filled = paper_table(table, data, mine, cost)
+            if filled or ((preset, departures) == (MAIN, "") and data == paper["data"]):
+                lines += text
+        lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine)]
+        lines += [*perturbed_clouds(mine), *sampled_clouds(mine)]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,152 @@
+"""Tables of everything that was measured, a row or a table for each way of measuring."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from locotrans.training.report.collect import Key, Result, aggregate
+
+SEGMENTATION = {
+    "instance_miou": "instance mIoU",
+    "class_miou": "class mIoU",
+    "miou": "mIoU",
+    "overall_accuracy": "overall",
+    "rotation_agreement": "agreement",
+}
+RUN = ["model", "options", "precision", "protocol"]
+"""The columns that say what was trained, and how it was tested."""
+
+
+def groups(results: Sequence[Result]) -> Iterator[tuple[Key, list[Result]]]:
+    """Yield the results that differ in their seed alone."""
+    keys = sorted({r.key for r in results}, key=lambda k: (k.model, k.options, str(k)))
+    for key in keys:
+        yield key, [r for r in results if r.key == key]
+
+
+def run_cells(key: Key) -> list[str]:
+    """Say what was trained and how it was tested, in the columns `RUN`."""
+    options = " ".join(f"{name}={value}" for name, value in key.options)
+    return [key.model, options, key.precision, f"{key.train}/{key.test}"]
+
+
+def data_cell(key: Key) -> str:
+    """Say what was measured."""
+    count = f", {key.samples:,} clouds" if key.samples else ""
+    points = f" of {key.resized:,} points" if key.resized else ""
+    return f"{key.data} {key.split}{count}{points}"
+
+
+def run_title(key: Key) -> str:
+    """Say the same in a line; float32 goes without saying."""
+    model, options, precision, protocol = run_cells(key)
+    numbers = ", mixed precision" if precision == "mixed" else ""
+    return f"{model} {options}".rstrip() + f"{numbers}, {protocol}"
+
+
+def all_runs(results: Sequence[Result]) -> list[str]:
+    """Write everything that was evaluated on clouds as they are."""
+    rows = []
+    for key, same in groups([r for r in results if r.key.perturbation is None]):
+        if "class_accuracy" not in same[0].heads["combined"] or is_segmentation(same[0]):
+            continue
+        figures = [
+            aggregate([r.heads["combined"][name] for r in same])
+            for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
+        ]
+        without = [r.without_excluded for r in same if r.without_excluded is not None]
+        last = aggregate(without) if without else ""
+        rows.append([*run_cells(key), data_cell(key), *figures, last])
+    header = [*RUN, "data", "overall", "class mean", "agreement"]
+    table = markdown([*header, "overall, without excluded"], rows)
+    return ["### All evaluations", "", *table, ""] if rows else []
+
+
+def is_segmentation(result: Result) -> bool:
+    """Say whether points were labelled."""
+    return not {"miou", "instance_miou"}.isdisjoint(result.heads["combined"])
+
+
+def segmentations(results: Sequence[Result]) -> list[str]:
+    """Write every evaluation of labelled points, and the IoU of every category or class."""
+    rows, names = [], []
+    shares: dict[str, dict[str, str]] = {}
+    for key, same in groups([r for r in results if is_segmentation(r)]):
+        combined = [r.heads["combined"] for r in same]
+        figures = [
+            aggregate([x[name] for x in combined]) if name in combined[0] else ""
+            for name in SEGMENTATION
+        ]
+        rows.append([*run_cells(key), data_cell(key), *figures])
+        names.append(run_title(key))
+        for name, each in tables_of(combined).items():
+            shares.setdefault(name, {})[names[-1]] = aggregate(each)
+    if not rows:
+        return []
+    header = [*RUN, "data", *SEGMENTATION.values()]
+    lines = ["### Segmentation", "", *markdown(header, rows), ""]
+    cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
+    return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]
+
+
+def tables_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return the IoU of every category or class, over the seeds."""
+    found: dict[str, list[float]] = {}
+    for each in figures:
+        for name, share in {**each.get("categories", {}), **each.get("classes", {})}.items():
+            found.setdefault(name, []).append(share if isinstance(share, float) else share["iou"])
+    return found
+
+
+def best_epochs(results: Sequence[Result]) -> list[str]:
+    """Write the best test epochs beside the last, where they were recorded."""
+    rows = []
+    for key, same in groups([r for r in results if r.best_test_epoch is not None]):
+        last = aggregate([r.heads["combined"]["overall_accuracy"] for r in same])
+        best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
+        rows.append([*run_cells(key), last, best])
+    header = [*RUN, "last epoch", "best test epoch"]
+    title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
+    return [title, "", *markdown(header, rows), ""] if rows else []
+
+
+def perturbed_clouds(results: Sequence[Result]) -> list[str]:
+    """Write the accuracy under every perturbation, a table for each network."""
+    tables: dict[str, list[list[str]]] = {}
+    found = [r for r in results if r.key.perturbation is not None and not r.sampled]
+    for key, same in sorted(groups(found), key=lambda group: group[0].perturbation or ()):
+        name, value = key.perturbation or ("", 0.0)
+        figures = [
+            aggregate([r.heads["combined"][figure] for r in same])
+            for figure in ("overall_accuracy", "rotation_agreement")
+        ]
+        title = f"### Perturbations: {run_title(key)}, {data_cell(key)}"
+        tables.setdefault(title, []).append([name, f"{value:g}", *figures])
+    header = ["perturbation", "value", "overall", "agreement"]
+    return [
+        line for title, rows in tables.items() for line in (title, "", *markdown(header, rows), "")
+    ]
+
+
+def sampled_clouds(results: Sequence[Result]) -> list[str]:
+    """Write the accuracy on clouds that were sampled in other ways."""
+    lines = []
+    for key, same in groups([r for r in results if r.sampled]):
+        rows = []
+        for index, row in enumerate(same[0].sampled):
+            each = [result.sampled[index] for result in same]
+            accuracy = aggregate([x["overall_accuracy"] for x in each])
+            rows.append(
+                [row["name"], str(row["count"]), accuracy, aggregate([x["loss"] for x in each])]
+            )
+        title = f"### Samplings: {run_title(key)}"
+        lines += [title, "", *markdown(["sampling", "points", "overall", "loss"], rows), ""]
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write a Markdown table."""
+    return [
+        f"| {' | '.join(header)} |",
+        "|" + "---|" * len(header),
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
