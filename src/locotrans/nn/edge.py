@@ -12,7 +12,8 @@ from locotrans.kernels import use_kernels, use_loops
 from locotrans.nn.norm import BatchNorm
 
 SLOPE = 0.2  # of every leaky ReLU of the paper
-CACHE = 2**18  # numbers of an edge tensor that are worked on at a time
+CACHE = 2**18  # numbers of an edge tensor that a CPU works on at a time,
+DEVICE_CACHE = 2**26  # and that other devices do
 
 
 def edge_products(
@@ -35,7 +36,7 @@ def edge_products(
 
 
 def by_rows(
-    edges: Callable[[slice], Tensor], rows: int, row_size: int, training: bool
+    edges: Callable[[slice], Tensor], index: Int[Tensor, "m k"], channels: int, training: bool
 ) -> Shaped[Tensor, "..."]:
     """Compute an edge layer for all reference points, or for some at a time where that is the same.
 
@@ -44,13 +45,15 @@ def by_rows(
 
     Args:
         edges: gives the output of a slice of the reference points.
-        rows: how many there are.
-        row_size: numbers that one of them has in its largest edge tensor.
+        index: their neighbours.
+        channels: numbers that an edge has in its largest tensor.
         training: batch statistics are needed, hence all edges at once.
     """
+    rows, k = index.shape
     if training or torch.is_grad_enabled() or torch.compiler.is_exporting():
         return edges(slice(0, rows))
-    step = max(1, CACHE // row_size)
+    cache = CACHE if index.device.type == "cpu" else DEVICE_CACHE
+    step = max(1, cache // (k * channels))
     return torch.cat([edges(slice(start, start + step)) for start in range(0, rows, step)])
 
 
@@ -90,7 +93,7 @@ class EdgeConv(nn.Module):
             def edges(rows: slice) -> Tensor:
                 return leaky_max(self.norm(gather(u, index[rows]) + w[rows].unsqueeze(1)))
 
-            out = by_rows(edges, index.shape[0], index.shape[1] * u.shape[1], self.training)
+            out = by_rows(edges, index, u.shape[1], self.training)
         return out.unflatten(0, x.shape[:2])
 
 

@@ -61,7 +61,7 @@ class FrameConv(nn.Module):
                 e = e if offset is None else e + offset[rows].unsqueeze(1)
                 return leaky_max(self.norm(e))
 
-            out = by_rows(edges, index.shape[0], index.shape[1] * matrix.shape[-1], self.training)
+            out = by_rows(edges, index, matrix.shape[-1], self.training)
         return out.unflatten(0, points.shape[:2])
 
 
@@ -158,7 +158,7 @@ class RelativePoseConv(nn.Module):
             e = F.linear(x_hat, w1) + reference[rows].unsqueeze(1)
             return leaky_max(self.norm(e))  # Eq. 16
 
-        out = by_rows(edges, index.shape[0], index.shape[1] * len(w1), self.training)
+        out = by_rows(edges, index, len(w1), self.training)
         return out.unflatten(0, x.shape[:2])
 
     def _by_loops(

@@ -232,7 +232,7 @@ class VNEdgeConv(nn.Module):
             p, q = (gather(u, index[rows]) + w[rows].unsqueeze(1)).chunk(2, dim=-1)
             return vn_leaky_relu(self.norm(p), q).mean(dim=1)  # of (m, k, 3, d)
 
-        out = by_rows(edges, index.shape[0], index.shape[1] * u[0].numel(), self.training)
+        out = by_rows(edges, index, u[0].numel(), self.training)
         return out.unflatten(0, v.shape[:2])
 
 
