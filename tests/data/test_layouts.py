@@ -114,7 +114,7 @@ def test_settings_are_part_of_the_name_and_change_the_set(exported):
     again = load_dataset(clouds.name, "test", root=root, points=64)
     assert again.checksum == clouds.checksum
     some = load_dataset("hdf5", "train", root=root, points=64, shapes=7)
-    assert len(some) == 7
+    assert (len(some), some.split_size) == (7, 40)
     assert some.checksum == load_dataset("hdf5", "train", root=root, points=64, shapes=7).checksum
     assert (
         load_dataset("hdf5", "train", root=root, points=64, seed=1).checksum

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from locotrans.data import CloudSet
+from locotrans.data import CloudSet, load_dataset
 from locotrans.models import ClassifierOutput
 from locotrans.training.evaluate import evaluate, sample_rotations
 
@@ -107,3 +107,13 @@ def test_rotations_depend_on_seed_and_index_alone():
 def test_bad_numbers(bad):
     with pytest.raises(ValueError, match="at least 1"):
         evaluate(HeightClassifier(), clouds(), "so3", **bad)
+
+
+def test_the_size_of_the_whole_split_is_recorded():
+    def sizes(data):
+        result = evaluate(HeightClassifier(), data, "none")
+        return result["samples"], result["split_size"]
+
+    assert sizes(clouds()) == (9, 9)
+    assert sizes(clouds().subset([0, 3, 4]).subset([1, 2])) == (2, 9)
+    assert sizes(load_dataset("builtin", "test", points=4, shapes=20)) == (20, 1000)

@@ -151,7 +151,7 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
     assert "| 90.50 |" in text  # without the excluded shapes
     rows = section(text, "### Best test epoch")
-    assert rows[FULL] == ["", "float32", "z/so3", "91.01", "91.50"]
+    assert rows[FULL] == ["", "float32", "z/so3", "modelnet40:hdf5 test", "91.01", "91.50"]
 
 
 def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
@@ -166,6 +166,45 @@ def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
     assert "modelnet40:hdf5 test, 2,468 clouds | 91.00" in text
     assert "modelnet40:hdf5 test, 2,468 clouds of 512 points | 70.00" in text
     assert "modelnet40:hdf5 test, 100 clouds | 60.00" in text
+
+
+def test_a_part_of_the_split_fills_no_cell(shelf):
+    _, evaluated, files = shelf
+    evaluated(FULL, {**evaluation(0.6), "samples": 100, "split_size": 2468})
+    evaluated(LIGHT, {**evaluation(0.8), "samples": 2468, "split_size": 2468})
+    evaluated(LIGHT, {**evaluation(0.81), "samples": 2468}, seed=1)  # as earlier versions wrote it
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == ""
+    assert section(text, "Tab. 1:")["LocoTrans, light"][3] == "80.50 ± 0.50 (2)"
+    assert "modelnet40:hdf5 test, 100 of 2,468 clouds | 60.00" in text
+
+
+def test_other_rotations_have_their_own_rows(shelf):
+    _, evaluated, files = shelf
+    for seed, rotations, rotation_seed, accuracy in (
+        (0, 3, 0, 0.90),
+        (0, 3, 1, 0.91),
+        (0, 10, 0, 0.92),
+        (1, 3, 0, 0.96),
+    ):
+        way = {"samples": 2468, "rotations_per_shape": rotations, "seed": rotation_seed}
+        evaluated(FULL, {**evaluation(accuracy), **way}, seed=seed)
+    text = report(files)
+    # in the paper's table one way of measuring, that of the most networks
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == "93.00 ± 3.00 (2)"
+    cell = "modelnet40:hdf5 test, 2,468 clouds"
+    assert f"{cell}, 3 rotations each | 93.00 ± 3.00 (2) |" in text
+    assert f"{cell}, 3 rotations each, rotation seed 1 | 91.00 |" in text
+    assert f"{cell}, 10 rotations each | 92.00 |" in text
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_one_measurement_the_newest_counts(shelf, order):
+    _, evaluated, files = shelf
+    for accuracy, date in ((0.9, None), (0.91, "2026-01-09"), (0.92, "2026-01-10")):
+        where = {"environment": {"date": f"{date}T12:00:00+00:00"}} if date else {}
+        evaluated(FULL, {**evaluation(accuracy), **where})
+    assert section(report(files[::order]), "Tab. 1:")["LocoTrans"][3] == "92.00"
 
 
 def test_curves_of_folders_of_one_name_are_kept_apart(tmp_path):

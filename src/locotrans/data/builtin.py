@@ -68,6 +68,7 @@ def load_builtin(
     return CloudSet(
         name="builtin",
         split=split,
+        split_size=SPLITS[split],
         up="z",
         points=cloud,
         labels=torch.arange(count) % len(CATEGORIES),

@@ -41,6 +41,8 @@ class CloudSet:
     """Where each shape comes from (a file, a room), or nothing."""
     items: str = "shapes"
     """What the clouds are: shapes, or of a scene its blocks or spheres."""
+    split_size: int | None = None
+    """Shapes of the split as a whole, where these are a choice of them; None if they are all."""
     notes: tuple[str, ...] = ()
     """What a user of the set should know, such as counts that are not the official ones."""
 
@@ -130,6 +132,7 @@ class CloudSet:
             colors=None if self.colors is None else self.colors[rows],
             masks=None if self.masks is None else self.masks[rows],
             ids=tuple(self.ids[row] for row in rows.tolist()) if self.ids else (),
+            split_size=self.split_size or len(self),
         )
 
     def to(self, device: torch.device | str) -> "CloudSet":

@@ -96,6 +96,7 @@ def evaluate(
         "axis": data.up if rotation == "z" else None,
         "rotations_per_shape": poses,
         "samples": len(data),
+        "split_size": data.split_size or len(data),
         "items": data.items,
         "points": data.points.shape[1],
         "data": data.name,

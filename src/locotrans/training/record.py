@@ -9,6 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
@@ -126,9 +127,10 @@ def find_device(name: str) -> torch.device:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Describe the machine and the programs that a result was computed with."""
+    """Describe the machine and the programs that a result was computed with, and say when."""
     on_gpu = device.type == "cuda"
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "locotrans": version("locotrans"),
         "commit": git_commit(),
         "torch": torch.__version__,

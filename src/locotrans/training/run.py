@@ -256,5 +256,6 @@ def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
         if config.draw_from is None
         else load(config.train_split, config.points, config.shapes)
     )
-    held_out = replace(whole.subset(order[:count].sort().values), split="validation")
+    some = whole.subset(order[:count].sort().values)
+    held_out = replace(some, split="validation", split_size=None)
     return train.subset(order[count:].sort().values), held_out

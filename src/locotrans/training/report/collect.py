@@ -3,8 +3,9 @@
 Three kinds of JSON are read: the record of a run (``record.json``), what `eval --json` wrote, and
 what `perturb --json` and `samplings --json` wrote. A result is identified by the recipe (a preset
 and what departs from it), the model, its options, the rotations of training and testing, the
-precision of training, the data (how many clouds, of how many points), and the perturbation; results
-that differ in the seed alone are aggregated.
+precision of training, the data (how many clouds of the split, of how many points), the number and
+the seed of the rotations, and the perturbation; results that differ in the seed of training alone
+are aggregated.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from locotrans.training.record import read_json
 
 @dataclass(frozen=True)
 class Key:
-    """What identifies a result, the seed apart."""
+    """What identifies a result, the seed of training apart."""
 
     preset: str
     """Name of the preset, or "" for none."""
@@ -38,8 +39,14 @@ class Key:
     """Of training; an evaluation is always in float32."""
     samples: int = 0
     """Clouds that were measured, where it is told."""
+    part_of: int = 0
+    """Clouds of the whole split, where others were measured."""
     resized: int = 0
     """Points of these clouds, where they are not as many as in training."""
+    rotations: int = 0
+    """Rotations of each cloud, where it is told."""
+    rotation_seed: int = 0
+    """Seed of the rotations, and of perturbations."""
     perturbation: tuple[str, float] | None = None
 
 
@@ -55,10 +62,14 @@ class Result:
     best_test_epoch: float | None = None
     sampled: Sequence[Mapping[str, Any]] = ()
     """The rows of `samplings`."""
+    date: str = ""
+    """When it was measured, where it is told."""
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
-    """Read results from files or run folders; of the same measurement of a run the last counts.
+    """Read results from files or run folders; of the same measurement of a run the newest counts.
+
+    Where files do not tell their date, it is the one that is named last.
 
     Raises:
         ValueError: naming the file that is none of the kinds.
@@ -72,10 +83,11 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
             raise ValueError(f"{path} does not exist; name run folders and JSON files of results")
         for result in results_of(read_json(file), file):
             place = (result.key, result.seed)
-            before = found.get(place)
-            if before is not None and result.best_test_epoch is None:  # of the run's own record
-                result = dataclasses.replace(result, best_test_epoch=before.best_test_epoch)
-            found[place] = result
+            before = found.get(place, result)
+            newest = result if result.date >= before.date else before
+            # that of the run's own record
+            best = result.best_test_epoch or before.best_test_epoch
+            found[place] = dataclasses.replace(newest, best_test_epoch=best)
     return list(found.values())
 
 
@@ -88,18 +100,20 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
         else:
             settings, measured, best = document["training"]["settings"], document, None
         config = TrainConfig(**typed_fields(TrainConfig, settings))
+        date = document.get("environment", {}).get("date", "")
         if "rows" not in measured:
             excluded = measured.get("without_excluded", {}).get("heads", {}).get("combined", {})
             without = excluded.get("overall_accuracy")
-            yield Result(key_of(config, measured), config.seed, measured["heads"], without, best)
+            key, heads = key_of(config, measured), measured["heads"]
+            yield Result(key, config.seed, heads, without, best, date=date)
         elif "count" in measured["rows"][0]:
             rows = measured["rows"]
             key = key_of(config, measured, ("samplings", 0.0))
-            yield Result(key, config.seed, rows[0]["heads"], sampled=rows)
+            yield Result(key, config.seed, rows[0]["heads"], sampled=rows, date=date)
         else:
             for row in measured["rows"]:
                 key = key_of(config, measured, (row["name"], float(row["value"])))
-                yield Result(key, config.seed, row["heads"])
+                yield Result(key, config.seed, row["heads"], date=date)
     except KeyError as error:
         raise ValueError(
             f"{file} is neither a record of `train` nor what `eval`, `perturb` or `samplings` "
@@ -125,7 +139,8 @@ def key_of(
         if getattr(config, name) != getattr(base, name):
             options[name] = _text(getattr(config, name))
     departures = ", ".join(f"{name} {_text(x)}" for name, x in deviations(config).items())
-    points = measured.get("points", config.points)
+    points, samples = measured.get("points", config.points), measured.get("samples", 0)
+    whole = measured.get("split_size", samples)
     return Key(
         preset=config.preset or "",
         departures=departures,
@@ -136,8 +151,11 @@ def key_of(
         data=measured["data"],
         split=measured["split"],
         precision=config.precision,
-        samples=measured.get("samples", 0),
+        samples=samples,
+        part_of=0 if whole == samples else whole,
         resized=0 if points == config.points else points,
+        rotations=measured.get("rotations_per_shape", 0),
+        rotation_seed=measured.get("seed", 0),
         perturbation=perturbation,
     )
 

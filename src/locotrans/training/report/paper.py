@@ -3,6 +3,7 @@
 The paper's figures, and what each cell of ours asks for, are data (``paper.json``).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -54,7 +55,8 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
     """Write the figure that a query asks for, or nothing if it was not run.
 
     Networks trained in float32 and in mixed precision are two figures. Clouds of other sizes than
-    in training do not count, nor evaluations of fewer clouds than another.
+    in training do not count, nor a part of the split. All networks of a cell were measured in one
+    way: of several, in that of the most clouds, then of the most networks and rotations.
     """
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
@@ -66,16 +68,18 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
         and (result.key.train, result.key.test) == (query["train"], query["test"])
         and result.key.perturbation == perturbation
         and data in (result.key.data, result.key.data.partition(":")[0])
-        and (result.key.split, result.key.resized) == ("test", 0)
+        and (result.key.split, result.key.part_of, result.key.resized) == ("test", 0, 0)
         and head in result.heads
     ]
-    most = max((result.key.samples for result in found), default=0)
+    ways = Counter((r.key.samples, r.key.rotations, r.key.rotation_seed) for r in found)
+    way = max(ways, key=lambda x: (x[0], ways[x], x[1], -x[2]), default=None)
     texts = []
     for precision, mark in (("float32", ""), ("mixed", f" {MARK}")):
         values = [
             result.heads[head][figure]
             for result in found
-            if (result.key.precision, result.key.samples) == (precision, most)
+            if result.key.precision == precision
+            and (result.key.samples, result.key.rotations, result.key.rotation_seed) == way
         ]
         texts += [aggregate(values) + mark] if values else []
     return "; ".join(texts)

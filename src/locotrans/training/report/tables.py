@@ -31,9 +31,12 @@ def run_cells(key: Key) -> list[str]:
 
 def data_cell(key: Key) -> str:
     """Say what was measured."""
-    count = f", {key.samples:,} clouds" if key.samples else ""
+    part = f" of {key.part_of:,}" if key.part_of else ""
+    count = f", {key.samples:,}{part} clouds" if key.samples else ""
     points = f" of {key.resized:,} points" if key.resized else ""
-    return f"{key.data} {key.split}{count}{points}"
+    rotations = f", {key.rotations} rotations each" if key.rotations > 1 else ""
+    seed = f", rotation seed {key.rotation_seed}" if key.rotation_seed else ""
+    return f"{key.data} {key.split}{count}{points}{rotations}{seed}"
 
 
 def run_title(key: Key) -> str:
@@ -77,7 +80,7 @@ def segmentations(results: Sequence[Result]) -> list[str]:
             for name in SEGMENTATION
         ]
         rows.append([*run_cells(key), data_cell(key), *figures])
-        names.append(run_title(key))
+        names.append(f"{run_title(key)}, {data_cell(key)}")
         for name, each in tables_of(combined).items():
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
     if not rows:
@@ -103,8 +106,8 @@ def best_epochs(results: Sequence[Result]) -> list[str]:
     for key, same in groups([r for r in results if r.best_test_epoch is not None]):
         last = aggregate([r.heads["combined"]["overall_accuracy"] for r in same])
         best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
-        rows.append([*run_cells(key), last, best])
-    header = [*RUN, "last epoch", "best test epoch"]
+        rows.append([*run_cells(key), data_cell(key), last, best])
+    header = [*RUN, "data", "last epoch", "best test epoch"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
     return [title, "", *markdown(header, rows), ""] if rows else []
 
@@ -138,7 +141,7 @@ def sampled_clouds(results: Sequence[Result]) -> list[str]:
             rows.append(
                 [row["name"], str(row["count"]), accuracy, aggregate([x["loss"] for x in each])]
             )
-        title = f"### Samplings: {run_title(key)}"
+        title = f"### Samplings: {run_title(key)}, {data_cell(key)}"
         lines += [title, "", *markdown(["sampling", "points", "overall", "loss"], rows), ""]
     return lines
 
