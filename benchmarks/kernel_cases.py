@@ -6,7 +6,7 @@ The formulas are those at the top of the kernels' own files. Widths are those of
 from collections.abc import Iterator
 
 import torch
-from kernel_timing import FLOAT32, INSTRUCTIONS, PRODUCTS, Case, Pass, Problem, Size
+from kernel_timing import INSTRUCTIONS, PRODUCTS, Case, Pass, Problem, Size
 from timing import clouds
 from torch import Tensor
 from torch.nn import functional as F
@@ -25,7 +25,7 @@ from locotrans.nn.vn import VNBatchNorm, vn_leaky_relu
 def knn_case(size: Size, channels: int) -> Case:
     b, n, k, pairs = size.b, size.n, size.k, size.b * size.n**2
     coordinates = channels == 3
-    selection = (4 * k + 8 * coordinates) * pairs
+    selection = (32 + 8 * coordinates) * pairs  # 1,000 instructions of a warp a row of 1,024
     out = 4 * b * n * k
     if coordinates:
         passes = [Pass(12 * b * n + out, 0, selection, INSTRUCTIONS)]
@@ -127,24 +127,36 @@ def rpr_case(
     d: int,
     *,
     refine: bool,
-    store: torch.dtype = torch.float32,
-    precision: str | None = None,
+    precision: str,
+    training: bool = True,
 ) -> Case:
-    """Make a case of training; or of evaluation, if a precision of the products is given."""
-    E, h, s = size.b * size.n * size.k, c // 2, store.itemsize
-    rate = PRODUCTS if store == torch.bfloat16 else PRODUCTS / 2 if precision else FLOAT32
+    """Make a case of training, or of evaluation, with products as the networks take them."""
+    E, h = size.b * size.n * size.k, c // 2
+    store = torch.bfloat16 if precision == "bf16" else torch.float32
+    half = precision == "tf32" and not training  # which has edges and most products so
+    s = 2 if half else store.itemsize
+    rate = PRODUCTS / {"bf16": 1, "tf32": 2, "tf32x3": 6}[precision]
 
-    def stage(memory: float, cache: float, products: float) -> Pass:
+    def stage(memory: float, cache: float, products: float, rate: float = rate) -> Pass:
         return Pass(E * s * memory, E * cache, 2 * E * products, rate)
 
-    forward = [stage(h, 12 * cv, 3 * cv * h), stage(h + c, 4 * c, h * c), stage(c, 0, c * d)]
+    forward = [stage(h, 12 * cv, 3 * cv * h)]
+    if half:
+        rate *= 2
+        if refine:
+            forward += [stage(h + c, 4 * c, h * c, rate), stage(c, 0, c * c + c * d, rate)]
+        else:
+            forward.append(stage(h, 4 * c, h * c + c * d, rate))
+    else:
+        forward += [stage(h + c, 4 * c, h * c), stage(c, 0, c * d)]
+        if refine:
+            forward.append(stage(2 * c, 0, c * c))
     backward = [
         stage(2 * c, 0, 2 * c * (c + d)),
         stage(2 * c + 2 * h, 4 * c, 3 * h * c),
         stage(2 * h, 24 * cv, 6 * cv * h),
     ]
     if refine:
-        forward.append(stage(2 * c, 0, c * c))
         backward.append(stage(4 * c, 0, 2 * c * c))
 
     def make(size: Size) -> Problem:
@@ -152,7 +164,7 @@ def rpr_case(
         from locotrans.kernels.vn_weights import aligned
 
         conv = RelativePoseConv(3 * cv, c, d, refine=refine).to(size.device)
-        conv.train(precision is None).requires_grad_(precision is None)
+        conv.train(training).requires_grad_(training)
         neighbors, frames = (
             knn(clouds(size.b, size.n, size.device), size.k),
             random_rotations(size.b, size.n, device=size.device),
@@ -164,7 +176,7 @@ def rpr_case(
         options = {"store": store, "precision": precision}
 
         def fused() -> Tensor:
-            with torch.set_grad_enabled(precision is None):
+            with torch.set_grad_enabled(training):
                 return rpr_conv(x, z, v, frames.flatten(0, 1), index, weight, layers, **options)
 
         def plain() -> Tensor:
@@ -176,14 +188,14 @@ def rpr_case(
                 y = F.relu(conv.refine_norm(conv.refine(y)))
             return leaky_max(conv.norm(F.linear(y, weight) + z[:, None])[None])[0]
 
-        if precision is not None:
+        if not training:
             return Problem(fused, torch.no_grad()(plain))
         used = [layer for layer in layers if layer is not None]
         return Problem(fused, plain, [x, z, v, weight, *(p for m in used for p in m.parameters())])
 
-    kind = f"{precision}, evaluation" if precision else str(store).removeprefix("torch.")
+    kind = precision if training else f"{precision}, evaluation"
     name = f"rpr_conv {cv}, {c} to {d}, {kind}{'' if refine else ', light'}"
-    return Case(name, make, forward, () if precision else backward)
+    return Case(name, make, forward, backward if training else ())
 
 
 def pool_case(size: Size, c: int) -> Case:
@@ -288,14 +300,14 @@ def cases(size: Size) -> Iterator[Case]:
         yield vn_point_case(size, d, shared=True)
     for d in (full.vector_embedding, full.vector_embedding // 2, light.vector_embedding // 2):
         yield vn_point_case(size, d, shared=False)
-    for config, options in (
-        (full, {"store": torch.bfloat16}), (full, {"store": torch.float32}),
-        (light, {"store": torch.bfloat16}), (full, {"precision": "tf32"}),
-        (light, {"precision": "tf32"}),
+    for config, precision, training in (
+        (full, "bf16", True), (full, "tf32x3", True), (light, "bf16", True),
+        (full, "tf32", False), (light, "tf32", False),
     ):  # fmt: skip
         widths = zip(config.vector_widths, config.widths[:-1], config.widths[1:], strict=False)
         for cv, c, d in dict.fromkeys(widths):
-            yield rpr_case(size, cv, c, d, refine=config.refine, **options)
+            options = {"refine": config.refine, "precision": precision, "training": training}
+            yield rpr_case(size, cv, c, d, **options)
     yield from (pool_case(size, x.vector_embedding) for x in (full, light))
     yield embed_case(size, full.embedding)
     yield vector_losses_case(size)

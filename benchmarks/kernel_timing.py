@@ -21,11 +21,18 @@ from torch.nn import functional as F
 MEMORY = 4.3e12  # bytes a second
 CACHE = 5.5e12
 PRODUCTS = 4e14  # operations a second on tensor cores, in bfloat16
-FLOAT32 = 6e13  # without them
 INSTRUCTIONS = 2.8e13  # of all lanes
 
 # Why a kernel takes more than three times its floor, by how its row begins: name, then pass.
-REASONS: dict[str, str] = {}
+REASONS = {
+    "rpr_conv": "between products every channel of every edge passes batch norm, ReLU and sums, or "
+    "their derivatives, in registers; two programs of four warps fill those of a multiprocessor, "
+    "too few to hide one part of the work behind another",
+    "vector_losses": "latency: a program waits for its indices, then for the vectors of k "
+    "neighbours, and has nothing else to do; then one program adds all sums",
+    "frame_conv": "about ten instructions for every channel of every edge (15 us), which the floor "
+    "of its bytes leaves out",
+}
 
 
 class Pass(NamedTuple):

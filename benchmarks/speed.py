@@ -19,11 +19,13 @@ Sections:
     large       one cloud of up to 100,000 points: time and memory of a forward pass.
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
-reserved. Weights and statistics are those that a network starts with.
+reserved. Weights and statistics are those that a network starts with. Sections that are measured
+later join those that the record holds already, if these are of the same commit.
 """
 
 import argparse
 import gc
+import json
 import os
 import resource
 from collections.abc import Callable, Iterable, Iterator
@@ -49,6 +51,7 @@ from timing import (
     measure,
     peak_memory,
     seconds_of,
+    where,
     write_record,
 )
 
@@ -226,15 +229,26 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
+def earlier(args: argparse.Namespace) -> dict[str, list[Row]]:
+    """Return what the record holds already, if it was measured with the same code and device."""
+    if not args.out.is_file():
+        return {}
+    record = json.loads(args.out.read_text())
+    now = where(args, args.device)
+    alike = all(record["environment"].get(key) == now[key] for key in ("commit", "device"))
+    return record["results"] if alike and now["commit"] else {}
+
+
 def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
     """Time the chosen sections, print their tables and write the record after each."""
     args = parse(argv)
     if args.device.type == "cpu":
         torch.set_num_threads(args.threads)
-    results: dict[str, list[Row]] = {}
+    results = earlier(args)
     for section in args.only:
         results[section] = run_section(section, args)
         write_record(args.out, args, args.device, results)
+    results = {section: results[section] for section in args.only}
     for section, rows in results.items():
         print(f"\n## {section}\n\n{markdown(rows)}")
     print(f"\nrecord: {args.out}")

@@ -206,11 +206,14 @@ def _cell(x: Any) -> str:
     return f"{x:,}" if isinstance(x, int) and not isinstance(x, bool) else str(x)
 
 
+def where(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Return where something is measured; ``args`` may name a commit, where git knows none."""
+    found = environment(device) | {"platform": platform.system()}
+    return found | ({"commit": args.commit} if getattr(args, "commit", None) else {})
+
+
 def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
     """Write results with the command's arguments and where they were measured."""
-    where = environment(device) | {"platform": platform.system()}
-    if getattr(args, "commit", None):
-        where["commit"] = args.commit
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = (str, int, float, list, dict, type(None))
     arguments = {
@@ -218,4 +221,6 @@ def write_record(path: Path, args: argparse.Namespace, device: torch.device, res
         for key, x in vars(args).items()
         if key not in ("out", "commit")
     }
-    write_json(path, {"environment": where, "arguments": arguments, "results": results})
+    write_json(
+        path, {"environment": where(args, device), "arguments": arguments, "results": results}
+    )

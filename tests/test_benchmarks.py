@@ -130,6 +130,17 @@ def test_speed_writes_a_table_and_a_record(tmp_path, capsys, monkeypatch):
     assert "| network | mode |" in capsys.readouterr().out
 
 
+def test_speed_keeps_what_the_record_holds_of_the_same_commit(tmp_path, monkeypatch):
+    out = tmp_path / "speed.json"
+    command = f"--device cpu --models light --batches 2 --threads 1 --out {out} --quick".split()
+    monkeypatch.setattr(speed, "train_row", lambda *_: {"ms": 1.0})
+    monkeypatch.setattr(speed, "large_row", lambda *_: {"ms": 2.0})
+    for section, commit in (("train", "abc"), ("large", "abc"), ("large", "def")):
+        speed.main([*command, "--only", section, "--commit", commit])
+        kept = {"train", "large"} if (section, commit) == ("large", "abc") else {section}
+        assert json.loads(out.read_text())["results"].keys() == kept
+
+
 def test_speed_goes_on_after_a_failure(tmp_path, monkeypatch):
     def fails(*arguments):
         raise RuntimeError("out of memory\nand more")
@@ -168,8 +179,8 @@ def test_kernels_against_their_specification(monkeypatch):
         kernel_cases.vn_edge_case(size, 3),
         kernel_cases.vn_point_case(size, 3, shared=True),
         kernel_cases.vn_point_case(size, 3, shared=False),
-        kernel_cases.rpr_case(size, 2, 4, 5, refine=True),
-        kernel_cases.rpr_case(size, 2, 4, 5, refine=False, precision="tf32"),
+        kernel_cases.rpr_case(size, 2, 4, 5, refine=True, precision="tf32x3"),
+        kernel_cases.rpr_case(size, 2, 4, 5, refine=False, precision="tf32", training=False),
         kernel_cases.pool_case(size, 3),
         kernel_cases.vector_losses_case(size),
         kernel_cases.edge_max_case(size, 5),
@@ -180,7 +191,7 @@ def test_kernels_against_their_specification(monkeypatch):
         assert [row["pass"] for row in rows] == ["forward", "backward"][: len(rows)]
         assert len(rows) == (2 if case.backward else 1)
         for row in rows:
-            assert row["difference"] < 1e-4, row
+            assert row["difference"] < (1e-3 if "tf32," in case.name else 1e-4), row
             assert row["launch"] == "cpu"
 
 
