@@ -16,7 +16,7 @@ from torch import Tensor
 from locotrans.data.registry import log
 from locotrans.data.roots import cache_root
 
-FORMAT = "1"
+FORMAT = "2"
 """Raised whenever what is stored changes its meaning."""
 
 SAMPLE, SAMPLED = 4096, 512

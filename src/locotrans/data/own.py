@@ -5,7 +5,7 @@ Files may be of any format that `read_cloud` knows; meshes are sampled.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from locotrans.data.prepared import (
     read_table,
     resample,
 )
-from locotrans.data.registry import log, register_dataset
+from locotrans.data.registry import register_dataset
 from locotrans.data.roots import DATA_VARIABLE, cache_root, check_split, data_root, read_lines
 
 KEEP = 8192
@@ -142,7 +142,7 @@ def load_entries(
     count = 0 if parts is None else int(parts.max()) + 1
     names_file = folder / "part_names.txt"
     ids = [os.path.relpath(entry.path, folder) for entry in mine]
-    notes = []
+    notes = list(ragged.remarks)
     few = int((sizes[rows] < points).sum())
     if few:
         notes.append(f"{few:,} files have fewer than {points:,} points and repeat some")
@@ -188,9 +188,7 @@ def read_split(
             skip=skip,
             remedy=remedy,
         )
-        for remark in found.remarks():
-            log.warning("%s (%s): %s", name, split, remark)
-        return ragged
+        return replace(ragged, remarks=tuple(found.remarks()))
 
     key = f"{name}-{split}-{keep}-{seed}-{share}" + ("-skip" if skip else "")
     return prepared(key, listing.folder, sources_of(mine), read)

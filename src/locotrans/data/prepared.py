@@ -1,5 +1,6 @@
 """Clouds of different sizes, joined end to end; and how they become clouds of one size."""
 
+import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -39,6 +40,8 @@ class Ragged:
     colors: Float[Tensor, "n 3"] | None = None
     parts: Int[Tensor, "n"] | None = None
     """In the smallest type that the files need; `resample` gives long integers."""
+    remarks: tuple[str, ...] = ()
+    """What is worth a word about the files."""
 
     @classmethod
     def of(
@@ -58,7 +61,7 @@ class Ragged:
     def join(cls, clouds: Sequence["Ragged"]) -> "Ragged":
         """Put several behind each other; a field that one with points lacks is left out."""
         sizes = torch.cat([cloud.offsets.diff() for cloud in clouds])
-        joined: dict[str, Tensor] = {}
+        joined: dict[str, Any] = {}
         for name in ("points", "normals", "colors", "parts"):
             values = [getattr(cloud, name) for cloud in clouds if len(cloud.points)]
             if all(value is not None for value in values):
@@ -70,9 +73,18 @@ class Ragged:
         return len(self.offsets) - 1
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the fields that there are, by name."""
+        """Return the fields that there are, by name; the remarks as bytes of JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        text = json.dumps(values.pop("remarks")).encode()
+        remarks = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        return {name: x for name, x in values.items() if x is not None} | {"remarks": remarks}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> "Ragged":
+        """Make one of what `tensors` gave."""
+        values: dict[str, Any] = dict(tensors)
+        remarks = json.loads(bytes(values.pop("remarks").tolist()))
+        return cls(**values, remarks=tuple(remarks))
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +172,7 @@ def normalized(points: Float[Tensor, "s m 3"]) -> Float[Tensor, "s m 3"]:
 def prepared(key: str, folder: Path, sources: Sequence[Path], read: Callable[[], Ragged]) -> Ragged:
     """Return what ``read`` gives, kept in the prepared cache."""
     try:
-        return Ragged(**cached(key, folder, sources, lambda: read().tensors()))
+        return Ragged.from_tensors(cached(key, folder, sources, lambda: read().tensors()))
     except FileNotFoundError:
         absent = [path for path in sources if not path.exists()]
         if not absent:
