@@ -29,9 +29,13 @@ from locotrans.kernels.rpr_tiles import (
 
 @triton.jit
 @no_type_check
-def _again(pointer, cols, COLS: tl.constexpr):
-    """Load one number a channel as a row, every time: kept, the rows would fill the registers."""
-    return tl.load(pointer + cols, mask=cols < COLS, other=0.0, volatile=True)[None, :]
+def _again(pointer, n, cols, COLS: tl.constexpr):
+    """Load one number a channel as a row, for every neighbour n anew, from the nearest cache.
+
+    Kept, the rows would fill the registers. What is added to the address is 0, which the compiler
+    does not know. (A volatile load would pass by the cache, and all programs wait for one place.)
+    """
+    return tl.load(pointer + (n >> 31) + cols, mask=cols < COLS, other=0.0)[None, :]
 
 
 @triton.jit
@@ -48,15 +52,15 @@ def _scaled(
 @triton.jit
 @no_type_check
 def _channels(
-    a, inner, outer, norm_ptr, factor_ptr, j, inside, c,
+    a, inner, outer, norm_ptr, factor_ptr, j, inside, n, c,
     COP: tl.constexpr, MULTIPLY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the channels c between the products add to the last one."""
     if MULTIPLY:  # loaded first: the product then keeps its layout
         factor = load_rows(factor_ptr, j, c, COP, inside)
-    y = dot(a, inner, PRECISION) + _again(norm_ptr + 2 * COP, c, COP)
+    y = dot(a, inner, PRECISION) + _again(norm_ptr + 2 * COP, n, c, COP)
     if MULTIPLY:
-        y = y * factor + _again(norm_ptr + COP, c, COP)
+        y = y * factor + _again(norm_ptr + COP, n, c, COP)
     return dot(tl.maximum(y, 0.0), outer, PRECISION)
 
 
@@ -126,12 +130,12 @@ def last_kernel(
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         a = load_stored(x_ptr, r * k + n, ci, CIP, inside)
         e = _channels(
-            a, inner0, outer0, inner_norm_ptr, factor_ptr, j, inside, c0,
+            a, inner0, outer0, inner_norm_ptr, factor_ptr, j, inside, n, c0,
             COP, MULTIPLY, PRECISION,
         )  # fmt: skip
         if COP > CHANNELS:
             e += _channels(
-                a, inner1, outer1, inner_norm_ptr, factor_ptr, j, inside, c1,
+                a, inner1, outer1, inner_norm_ptr, factor_ptr, j, inside, n, c1,
                 COP, MULTIPLY, PRECISION,
             )  # fmt: skip
         best = tl.maximum(best, e)

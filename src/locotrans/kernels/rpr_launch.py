@@ -64,7 +64,6 @@ FLOAT32_LAUNCHES = {
     "linear": Launch(64, 64, 4, 2),
     "max": Launch(64, 64, 8, 3),
     "last": Launch(64, 128, 4, 2),
-    "last wide": Launch(64, 128, 4, 3),
     "points": Launch(64, 64, 4, 1),
     "max_backward": Launch(32, 32, 8, 1),
     "max_weight": Launch(32, 64, 8, 1),
