@@ -90,7 +90,7 @@ def test_clouds_of_files(tmp_path):
     (tmp_path / "a.xyz").write_text("\n".join(" ".join(map(str, row)) for row in cloud.tolist()))
     clouds, facts = load_clouds([tmp_path / "a.xyz"], points=30)
     assert clouds.shape == (1, 30, 3)
-    assert facts == "1 files, 30 points of each"
+    assert facts == "1 file, 30 points of each"
     with pytest.raises(ValueError, match=r"b\.xyz cannot be used"):
         load_clouds([tmp_path / "b.xyz"])
 

@@ -121,13 +121,13 @@ def test_what_belongs_to_no_class_is_told(own):
         np.save(own / f"{name}.npy", np.eye(3))
     (own / "readme.txt").write_text("hats and ties")
     text = "\n".join(check(own).lines())
-    assert "4 files beside the class folders belong to no class: a.npy, b.npy, c.npy, ..." in text
+    assert "4 files beside the class folders, of no class: a.npy, b.npy, c.npy, ..." in text
     for split in ("train", "test"):
         (own / "cap" / split).mkdir(parents=True)
         np.save(own / "cap" / split / "a.npy", np.eye(3))
     np.save(own / "cap" / "lost.npy", np.eye(3))
     text = "\n".join(check(own).lines())
-    assert "1 files beside the folders of splits are in no split: cap/lost.npy" in text
+    assert "1 file beside the folders of splits, of no split: cap/lost.npy" in text
     (own / "sock").mkdir()
     (own / "shoe").mkdir()
     assert f"class folders {own}/shoe, {own}/sock hold no files" in check(own).problems[0]
@@ -150,7 +150,7 @@ def test_tables_of_points_are_not_tables_of_paths(own):
         np.savetxt(path.with_suffix(".csv"), np.load(path), delimiter=",")
         path.unlink()
     (problem,) = check(own / "hat").problems
-    assert problem.endswith("it holds 6 clouds: put them into a folder per class")
+    assert problem.endswith("it holds 6 clouds, to be put into a folder per class")
 
 
 def test_class_folders_of_h5_files_are_class_folders(own):

@@ -72,7 +72,7 @@ def test_folders_say_the_split(folder, order):
 
 def test_few_points_repeat_and_are_noted(folder):
     clouds = load_dataset("folder", "test", root=folder, points=250)
-    assert clouds.notes == ("6 files have fewer than 250 points and repeat some",)
+    assert clouds.notes == ("6 files have fewer than 250 points: some are repeated",)
 
 
 def test_class_folder_without_files(folder):
@@ -234,7 +234,7 @@ def test_parts_of_some_files_are_said_to_be_left_out(folder, caplog):
     for name in "01":  # one of them is for training
         (folder / "apple" / f"{name}.seg").write_text("0\n1\n" * 50)
     assert load_dataset("folder:share=0.99", "train", root=folder, points=8).parts is None
-    assert "of 27 files have parts" in caplog.text
+    assert "parts of 1 of 27 files are left out" in caplog.text
 
 
 @pytest.mark.parametrize("extra", ["__MACOSX/x.ply", ".git/x.ply"])

@@ -327,7 +327,7 @@ def test_duplicates_are_grouped(index, shapes, tmp_path, capsys):
     build_index(tmp_path / "shapes", index)
     capsys.readouterr()
     main(["search", str(index), "--duplicates", "--json", str(tmp_path / "same.json")])
-    assert "2 groups, 3 of 23 shapes repeat another" in capsys.readouterr().out
+    assert "2 groups; of 23 shapes, 3 repeat another" in capsys.readouterr().out
     groups = json.loads((tmp_path / "same.json").read_text())["groups"]
     paths = [{row["path"] for row in group} for group in groups]
     assert paths == [{*map(str, copies[:2]), str(shapes[5])}, {str(copies[2]), str(shapes[6])}]

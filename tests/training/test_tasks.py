@@ -153,7 +153,7 @@ def test_data_that_cannot_be_learned_from(shapes):
     parts = shapes.parts.clone()
     parts[1, 5] = (~shapes.allowed_parts[shapes.labels[1]]).nonzero()[0, 0]
     foreign = replace(shapes, parts=parts)
-    message = r"builtin \(test\): 1 shapes have points on parts of another category: shape 1, of"
+    message = r"builtin \(test\): 1 shape has points on parts of another category: shape 1, of"
     with pytest.raises(ValueError, match=message):
         build_model("dgcnn_partseg", foreign, dict(SMALL))
     with pytest.raises(ValueError, match="has no colours"):

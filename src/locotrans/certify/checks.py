@@ -33,6 +33,7 @@ from locotrans.certify.cases import (
 from locotrans.certify.network import Answers, Network, refusal
 from locotrans.certify.result import Certificate, Expected, Row, relative_change, spread_of
 from locotrans.certify.search import Search, search_rotations
+from locotrans.counting import counted
 from locotrans.geometry import random_rotations
 from locotrans.testing import describe_matrix
 
@@ -132,7 +133,7 @@ def certify(
     for name in ("float32", "tf32", "bfloat16"):
         if name != precision:
             rows.append(_precision(battery, model, name, points, R))
-    facts = clouds or f"{len(points)} clouds of {points.shape[1]} points"
+    facts = clouds or f"{counted(len(points), 'cloud')} of {counted(points.shape[1], 'point')}"
     return Certificate(target, facts, precision, tuple(rows), search)
 
 

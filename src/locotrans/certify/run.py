@@ -13,6 +13,7 @@ from locotrans.certify.checks import certify
 from locotrans.certify.onnx_file import OnnxNetwork
 from locotrans.certify.result import Certificate
 from locotrans.certify.targets import OUTPUTS, Target, declared, outputs_of
+from locotrans.counting import counted
 from locotrans.data import load_dataset
 from locotrans.training.predict.samples import load_sample
 
@@ -34,14 +35,15 @@ def load_clouds(
     """
     if not files:
         clouds = load_dataset(data, split, root=root, points=points, shapes=shapes, seed=seed)
-        return clouds.points, f"{shapes} clouds of {points} points of {clouds.name} ({split})"
+        some = f"{counted(shapes, 'cloud')} of {counted(points, 'point')}"
+        return clouds.points, f"{some} of {clouds.name} ({split})"
     found = []
     for path in files:
         sample = load_sample(path, points, seed)
         if sample.points is None:
             raise ValueError(f"{path} cannot be used: {sample.error}")
         found.append(torch.from_numpy(sample.points))
-    return torch.stack(found), f"{len(found)} files, {points} points of each"
+    return torch.stack(found), f"{counted(len(found), 'file')}, {counted(points, 'point')} of each"
 
 
 def certify_target(

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import tyro
 
+from locotrans.counting import counted
+
 
 def data_commands() -> None:
     """Check, export and prepare data sets: `locotrans data --help`."""
@@ -61,4 +63,5 @@ def prepare_rooms(raw: tyro.conf.Positional[Path], out: tyro.conf.Positional[Pat
     """
     from locotrans.data.s3dis_raw import prepare_s3dis
 
-    print(f"{len(prepare_s3dis(raw, out))} rooms are in {out}")
+    rooms = counted(len(prepare_s3dis(raw, out)), "room is", "rooms are")
+    print(f"{rooms} in {out}")

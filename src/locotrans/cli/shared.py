@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from locotrans.counting import counted
+
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
@@ -147,8 +149,8 @@ def table_of(what: str, columns: Sequence[str], rows: dict[str, list[float]]) ->
 def protocol_of(result: dict[str, Any]) -> str:
     """Say in a line what was measured how."""
     axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
-    items = result.get("items", "shapes")
+    item = result.get("items", "shapes")[:-1]
     return (
-        f"{result['data']} {result['split']}, {result['samples']} {items}, "
-        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per {items[:-1]}"
+        f"{result['data']} {result['split']}, {counted(result['samples'], item)}, "
+        f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per {item}"
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from locotrans.counting import counted
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import FewerPointsError
 from locotrans.data.listing import is_split, is_table
@@ -49,16 +50,16 @@ class SplitReport:
     def line(self) -> str:
         """Say how much there is."""
         occurring = sum(count > 0 for count in self.classes.values())
-        rooms = f" of {self.rooms:,} rooms" if self.rooms else ""
+        rooms = f" of {counted(self.rooms, 'room')}" if self.rooms else ""
         return (
-            f"{self.split}: {self.shapes:,} {self.items}{rooms}{self.size()}, "
-            f"{occurring} of {len(self.classes)} classes"
+            f"{self.split}: {counted(self.shapes, self.items[:-1])}{rooms}{self.size()}, "
+            f"{occurring} of {counted(len(self.classes), 'class', 'classes')}"
         )
 
     def size(self) -> str:
         """Say how many points a shape has, where that is known."""
         if self.sizes is None:
-            return "" if self.points is None else f" of {self.points:,} points"
+            return "" if self.points is None else f" of {counted(self.points, 'point')}"
         least, median, most = self.sizes
         more = " or more" if most == KEEP else ""
         if least == most:
@@ -118,7 +119,9 @@ def _nothing(root: Path) -> str:
     from locotrans.data.readers import FORMATS
 
     files = sum(path.suffix.lower() in FORMATS for path in root.iterdir() if path.is_file())
-    hint = f"; it holds {files:,} clouds: put them into a folder per class" if files else ""
+    hint = (
+        f"; it holds {counted(files, 'cloud')}, to be put into a folder per class" if files else ""
+    )
     return f"nothing is recognised under {root}{hint}"
 
 
@@ -265,13 +268,13 @@ def _loose(root: Path) -> list[str]:
     notes = []
     names = _clouds_beside(root)
     if names:
-        notes.append(f"{len(names):,} files beside the class folders belong to no class: ")
-        notes[-1] += _some(names)
+        files = counted(len(names), "file")
+        notes.append(f"{files} beside the class folders, of no class: {_some(names)}")
     split = [place for place in _below(root) if any(is_split(x.name) for x in _below(place))]
     names = [f"{place.name}/{name}" for place in split for name in _clouds_beside(place)]
     if names:
-        notes.append(f"{len(names):,} files beside the folders of splits are in no split: ")
-        notes[-1] += _some(names)
+        files = counted(len(names), "file")
+        notes.append(f"{files} beside the folders of splits, of no split: {_some(names)}")
     return notes
 
 

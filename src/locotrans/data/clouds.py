@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.geometry import AXES, Axis
 
 
@@ -168,7 +169,8 @@ def _check_cloud(what: str, cloud: Tensor) -> None:
     if not (low.isfinite() and high.isfinite()):
         broken = (~cloud.isfinite()).flatten(1).any(dim=1).nonzero().flatten()
         raise ValueError(
-            f"{what} hold nan or infinity in {len(broken)} shapes, the first is {int(broken[0])}"
+            f"{what} hold nan or infinity in {counted(len(broken), 'shape')}, the first is "
+            f"{int(broken[0])}"
         )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from locotrans.counting import counted
+
 SPLITS = ("train", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -133,7 +135,8 @@ def list_table(path: Path) -> list[Entry]:
         entries[entry.path] = entry
     if absent:
         raise FileNotFoundError(
-            f"{path} names {len(absent)} files that are not there, the first is {absent[0]}; "
+            f"{path} names {counted(len(absent), 'file that is', 'files that are')} not there, the "
+            f"first is {absent[0]}; "
             "paths are relative to the table"
         )
     if 0 < len(without) < len(entries):

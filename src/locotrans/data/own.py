@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
@@ -145,10 +146,12 @@ def load_entries(
     notes = list(ragged.remarks)
     few = int((sizes[rows] < points).sum())
     if few:
-        notes.append(f"{few:,} files have fewer than {points:,} points and repeat some")
+        files = counted(few, "file has", "files have")
+        notes.append(f"{files} fewer than {counted(points, 'point')}: some are repeated")
     left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
     if left:
-        notes.append(f"{len(left):,} files cannot be read and are left out: {', '.join(left)}")
+        one, more = "file cannot be read and is", "files cannot be read and are"
+        notes.append(f"{counted(len(left), one, more)} left out: {', '.join(left)}")
     return CloudSet(
         name=name,
         split=split,
@@ -238,16 +241,17 @@ class Findings:
         """Say it."""
         said = []
         if self.holes:
-            said.append(f"{self.holes:,} nan points of scans are left out")
+            holes = counted(self.holes, "nan point of scans is", "nan points of scans are")
+            said.append(f"{holes} left out")
         if self.foreign:
             said.append(
-                f"labels of points in {self.foreign:,} files are no parts (-1 to "
+                f"labels of points in {counted(self.foreign, 'file')} are no parts (-1 to "
                 f"{MOST_PARTS - 1:,}) and are left out"
             )
         if 0 < self.labelled < self.files:
             said.append(
-                f"{self.labelled:,} of {self.files:,} files have parts; for want of the others "
-                "they are left out"
+                f"parts of {self.labelled:,} of {self.files:,} files are left out, for want of the "
+                "others'"
             )
         return said
 

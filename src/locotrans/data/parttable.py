@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.data.roots import read_lines
 
 SHAPENET = (
@@ -79,7 +80,10 @@ class PartTable:
             if low < 0 or high >= size:
                 raise ValueError(f"{what} numbers span {low} to {high}, expected 0 to {size - 1}")
         foreign = int((~self.allowed[labels[:, None], parts]).any(1).sum())
-        return [f"{foreign:,} shapes have points on parts of another category"] if foreign else []
+        if not foreign:
+            return []
+        shapes = counted(foreign, "shape has", "shapes have")
+        return [f"{shapes} points on parts of another category"]
 
 
 def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:

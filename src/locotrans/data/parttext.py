@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.data.parttable import PartTable, read_categories, read_table_of_parts
 from locotrans.data.prepared import (
     Clouds,
@@ -132,4 +133,8 @@ def overlap_notes(lists: Mapping[str, Sequence[str]], splits: Sequence[str]) -> 
     """Say how many shapes of these splits stand in another one too, as 35 official ones do."""
     mine = {shape for split in splits for shape in lists[split]}
     shared = {split: len(mine & set(lists[split])) for split in sorted(lists.keys() - set(splits))}
-    return [f"{count:,} shapes stand in {split} too" for split, count in shared.items() if count]
+    return [
+        f"{counted(count, 'shape stands', 'shapes stand')} in {split} too"
+        for split, count in shared.items()
+        if count
+    ]

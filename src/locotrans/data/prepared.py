@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.data.cache import cached
 from locotrans.data.transforms import normalize
 
@@ -24,7 +25,7 @@ class UnreadableFilesError(ValueError):
 
     def __init__(self, reasons: Sequence[str], total: int, remedy: str = "") -> None:
         some = "; ".join(reasons[:3]) + ("; ..." if len(reasons) > 3 else "")
-        text = f"{len(reasons):,} of {total:,} files cannot be read: {some}"
+        text = f"{len(reasons):,} of {counted(total, 'file')} cannot be read: {some}"
         super().__init__(f"{text} ({remedy})" if remedy else text)
         self.reasons = tuple(reasons)
         self.total = total

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from locotrans.counting import counted
 from locotrans.models import model_task, pretrained
 from locotrans.training.checkpoint import read_tensors, write_tensors
 from locotrans.training.evaluate import TITLES
@@ -96,7 +97,7 @@ def card(facts: dict[str, Any], recipe: str) -> str:
     evaluation, environment = record["evaluation"], record["environment"]
     does, limit = purpose(facts)
     shown = [key for key in TITLES if key in evaluation]
-    items = evaluation.get("items", "shapes")
+    samples = counted(evaluation["samples"], evaluation.get("items", "shapes")[:-1])
     rows = [
         f"| {head} | {' | '.join(f'{100 * figures[key]:.2f}' for key in shown)} |"
         for head, figures in evaluation["heads"].items()
@@ -107,7 +108,7 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         does,
         "",
         f"- **Trained** on {facts['data']} (rotation {facts['rotation']}, up axis {facts['up']}), "
-        f"{record['config']['epochs']} epochs, seed {record['seed']}, "
+        f"{counted(record['config']['epochs'], 'epoch')}, seed {record['seed']}, "
         f"{record['config']['precision']}, by {recipe}; "
         f"{record['seconds']:.0f} s on {environment['device']}, torch {environment['torch']}.",
         f"- **Chosen**: {record['selection']}; the test split selected nothing.",
@@ -117,7 +118,7 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         "apply to what is made from it.",
         f"- **File**: SHA-256 {facts['sha256']}; matrices in float16.",
         "",
-        f"In percent, on {evaluation['samples']} {items} ({evaluation['split']} split), rotation "
+        f"In percent, on {samples} ({evaluation['split']} split), rotation "
         f"{evaluation['rotation']}, {evaluation['rotations_per_shape']} each (of the float32 "
         'weights; "combined" is the answer):',
         "",

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from locotrans.counting import counted
 from locotrans.data import CloudSet
 from locotrans.models import create_model, model_task
 
@@ -82,7 +83,8 @@ def check_points_of(model: nn.Module, data: CloudSet) -> None:
         part = data.part_names[int(data.parts[row][foreign[row]][0])]
         shape = data.ids[row] if data.ids else f"shape {row}"
         raise ValueError(
-            f"{where}: {len(rows)} shapes have points on parts of another category: "
+            f"{where}: {counted(len(rows), 'shape has', 'shapes have')} points on parts of another "
+            "category: "
             f"{shape}, of category {data.class_names[int(data.labels[row])]}, on {part}. "
             "Correct the labels, or set them to -1"
         )

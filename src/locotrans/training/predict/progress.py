@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from locotrans.counting import counted
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.predict.samples import Choice
 from locotrans.training.predict.stream import Inference
@@ -66,9 +67,9 @@ def follow(inference: Inference, files: int) -> Iterator[Callable[[bool], None]]
             progress.update(task, advance=1, failed=f"{failed} failed" if failed else "")
 
         yield tally
-    holes = f"; {inference.holes:,} nan points left out" if inference.holes else ""
+    holes = f"; {counted(inference.holes, 'nan point')} left out" if inference.holes else ""
     print(
-        f"{done:,} files in {time.perf_counter() - start:.1f} s "
+        f"{counted(done, 'file')} in {time.perf_counter() - start:.1f} s "
         f"(processor time of reading {inference.reading:.1f} s), {failed:,} failed{holes}",
         file=sys.stderr,
     )

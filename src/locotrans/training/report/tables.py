@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from locotrans.counting import counted
 from locotrans.training.report.collect import Key, Result, aggregate
 
 SEGMENTATION = {
@@ -31,10 +32,11 @@ def run_cells(key: Key) -> list[str]:
 
 def data_cell(key: Key) -> str:
     """Say what was measured."""
-    part = f" of {key.part_of:,}" if key.part_of else ""
-    count = f", {key.samples:,}{part} clouds" if key.samples else ""
-    points = f" of {key.resized:,} points" if key.resized else ""
-    rotations = f", {key.rotations} rotations each" if key.rotations > 1 else ""
+    some = f"{key.samples:,} of " if key.part_of else ""
+    count = f", {some}{counted(key.part_of or key.samples, 'cloud')}" if key.samples else ""
+    points = f" of {counted(key.resized, 'point')}" if key.resized else ""
+    poses = 0 if key.test == "none" else key.rotations
+    rotations = f", {counted(poses, 'rotation')} each" if poses else ""
     seed = f", rotation seed {key.rotation_seed}" if key.rotation_seed else ""
     return f"{key.data} {key.split}{count}{points}{rotations}{seed}"
 

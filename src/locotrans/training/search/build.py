@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from locotrans.counting import counted
 from locotrans.training.predict.arrays import ArrayWriter
 from locotrans.training.predict.embeddings import embeddings_of
 from locotrans.training.predict.files import find_files
@@ -92,7 +93,7 @@ def build_index(
             update.save()
     gone = 0 if old is None else sum(name not in found for name in old.names)
     print(
-        f"{out}: {len(kept) + len(fresh) - failed:,} shapes; {len(kept):,} kept, "
+        f"{out}: {counted(len(kept) + len(fresh) - failed, 'shape')}; {len(kept):,} kept, "
         f"{len(fresh) - failed:,} embedded, {gone:,} dropped, {failed:,} failed"
     )
     return int(failed > 0)

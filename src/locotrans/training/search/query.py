@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from locotrans.counting import counted
 from locotrans.training.predict.embeddings import embeddings_of
 from locotrans.training.predict.progress import load_inference
 from locotrans.training.predict.samples import load_sample
@@ -49,7 +50,7 @@ def search_file(
         write_json(json, {"index": str(path), "query": str(file), "nearest": rows})
     if html is not None:
         cards = [Card(file, "the query"), *_cards(index, found)]
-        title = f"The {len(found)} shapes of {path.name} nearest to {file.name}"
+        title = f"The {counted(len(found), 'shape')} of {path.name} nearest to {file.name}"
         write_page(html, title, index, [Row("", cards)])
 
 
@@ -100,14 +101,16 @@ def search_duplicates(
             print(f"{distance:.6f}  {_printable(index.file(row))}")
         print()
     extra = sum(len(group) - 1 for group in groups)
-    print(f"{len(groups):,} groups, {extra:,} of {len(index):,} shapes repeat another")
+    again = counted(extra, "repeats", "repeat")
+    print(f"{counted(len(groups), 'group')}; of {counted(len(index), 'shape')}, {again} another")
     if json is not None:
         listed = [
             [{"path": str(index.file(row)), "distance": d} for row, d in group] for group in groups
         ]
         write_json(json, {"index": str(path), "within": within, "groups": listed})
     if html is not None:
-        title = f"{len(groups)} groups of shapes within {within} of each other in {path.name}"
+        some = counted(len(groups), "group")
+        title = f"{some} of shapes within {within} of each other in {path.name}"
         rows, count = [], 0
         for number, group in enumerate(groups, start=1):
             if count >= SHOWN:

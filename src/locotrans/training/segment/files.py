@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.pictures import label_colors, labels_figure, save_figure
 from locotrans.training.predict.files import find_files
@@ -103,7 +104,7 @@ def segment(
     listing = {"weights": str(weights), "names": network.names, "files": [r.row() for r in rows]}
     write_json(out / "segments.json", listing)
     failed = sum(row.error is not None for row in rows)
-    Console(stderr=True).print(f"{len(rows):,} files, {failed:,} failed", highlight=False)
+    Console(stderr=True).print(f"{counted(len(rows), 'file')}, {failed:,} failed", highlight=False)
     return int(failed > 0)
 
 
@@ -215,4 +216,4 @@ def _line(row: Segmented) -> str:
     if row.error is not None or row.labels is None or row.points is None:
         return f"{path}: error: {row.error}"
     shares = ", ".join(f"{name} {n / row.points:.0%}" for name, n in list(row.labels.items())[:4])
-    return f"{path}: {row.points:,} points: {shares} -> {row.out}"
+    return f"{path}: {counted(row.points, 'point')}: {shares} -> {row.out}"
