@@ -31,8 +31,8 @@ from triton.runtime.jit import JITFunction
 ROUNDS = 5  # that a time is the mean of
 AHEAD = 2_000_000  # cycles that the GPU waits while launches queue up
 
-FULL = ("rpr_conv 21, 64 to 64, bfloat16", "rpr_conv 42, 128 to 256, bfloat16")
-LIGHT = ("rpr_conv 21, 64 to 64, bfloat16, light", "rpr_conv 21, 128 to 256, bfloat16, light")
+FULL = ("rpr_conv 21, 64 to 64, bf16", "rpr_conv 42, 128 to 256, bf16")
+LIGHT = ("rpr_conv 21, 64 to 64, bf16, light", "rpr_conv 21, 128 to 256, bf16, light")
 TF32 = (
     "rpr_conv 21, 64 to 64, tf32, evaluation",
     "rpr_conv 42, 128 to 256, tf32, evaluation",

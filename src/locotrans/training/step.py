@@ -1,5 +1,7 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -71,10 +73,36 @@ class Step:
     def _take(
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> tuple[list[str], Float[Tensor, "m"]]:
-        config = self.config
         self.optimizer.zero_grad(set_to_none=True)
-        mixed = config.precision == "mixed"
+        count = self.config.norm_parts
+        parts = [{k: x.chunk(count)[i] for k, x in given.items()} for i in range(count)]
+        mixed = self.config.precision == "mixed"
         with float32_products("high" if mixed else "highest"):
+            rows = [
+                self._differentiate(*part, last=i == count - 1)
+                for i, part in enumerate(
+                    zip(points.chunk(count), labels.chunk(count), parts, strict=True)
+                )
+            ]
+        self.optimizer.step()
+        values = torch.stack([torch.stack([v.float() for v in row.values()]) for row in rows])
+        return list(rows[0]), mean_over_processes(values.mean(0))
+
+    def _differentiate(
+        self,
+        points: Float[Tensor, "b n 3"],
+        labels: Int[Tensor, "b *n"],
+        given: dict[str, Tensor],
+        *,
+        last: bool,
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a part of the batch; return its losses and its accuracy."""
+        config = self.config
+        waits: AbstractContextManager[None] = nullcontext()
+        if isinstance(self.network, DistributedDataParallel) and not last:
+            waits = self.network.no_sync()  # processes tell each other the sum
+        mixed = config.precision == "mixed"
+        with waits:
             autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
             with autocast, count_together():
                 output = self.network(points, **given)
@@ -85,14 +113,12 @@ class Step:
                 orthogonality_weight=config.orthogonality_weight,
                 consistency_weight=config.consistency_weight,
             )
-            losses.total.backward()
-        self.optimizer.step()
+            total = losses.total
+            (total if config.norm_parts == 1 else total / config.norm_parts).backward()
         right = output.logits.argmax(-1) == labels
         known = (labels >= 0).sum().clamp_min(1) if labels.dim() > 1 else len(labels)
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
-        figures["accuracy"] = right.sum() / known
-        values = torch.stack([v.float() for v in figures.values()])
-        return list(figures), mean_over_processes(values)
+        return figures | {"accuracy": right.sum() / known}
 
     def _record(
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]

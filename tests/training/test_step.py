@@ -1,0 +1,45 @@
+"""A training step whose batch is normalised in parts."""
+
+import copy
+
+import pytest
+import torch
+
+from locotrans import create_model
+from locotrans.losses import classification_losses
+from locotrans.training.config import TrainConfig
+from locotrans.training.step import Step
+
+SMALL = {"k": 4, "vector_widths": (4, 5), "vector_embedding": 6, "widths": (8, 8)}
+SMALL |= {"embedding": 8, "head_widths": (8, 8), "dropout": 0.0}
+
+
+def test_parts_have_statistics_of_their_own_and_gradients_in_common(generator):
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn_light", 3, **SMALL).double()
+    by_hand, whole = copy.deepcopy(model), copy.deepcopy(model)
+    points = torch.randn(6, 12, 3, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    config = TrainConfig(batch_size=6, norm_parts=2, momentum=0.0, weight_decay=0.0)
+    figures = Step(model, config, torch.device("cpu"))(points, labels, 0.1)
+
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    losses = [
+        classification_losses(by_hand(points[part]), labels[part]).total
+        for part in (slice(0, 3), slice(3, 6))
+    ]
+    (sum(losses) / 2).backward()
+    optimizer.step()
+    torch.testing.assert_close(figures["total"], (sum(losses) / 2).float().detach())
+    for (name, a), b in zip(model.state_dict().items(), by_hand.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, msg=name)
+
+    config = TrainConfig(batch_size=6, momentum=0.0, weight_decay=0.0)
+    together = Step(whole, config, torch.device("cpu"))(points, labels, 0.1)
+    assert abs(together["total"] - figures["total"]) > 1e-3  # the parts do matter
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(6, 4), (4, 4), (1, 1)])
+def test_a_batch_must_have_two_shapes_a_part(batch, parts):
+    with pytest.raises(ValueError, match="batch_size must be a multiple of norm_parts"):
+        TrainConfig(batch_size=batch, norm_parts=parts)
