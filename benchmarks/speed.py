@@ -20,7 +20,7 @@ Sections:
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
 reserved. Weights and statistics are those that a network starts with. Sections that are measured
-later join those that the record holds already, if these are of the same commit.
+later join those that the record holds already, if these are of the same commit and arguments.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from network_timing import (
 )
 from timing import (
     RECORDS,
+    arguments,
     clouds,
     inference,
     markdown,
@@ -230,13 +231,17 @@ def _words(text: str) -> list[str]:
 
 
 def earlier(args: argparse.Namespace) -> dict[str, list[Row]]:
-    """Return what the record holds already, if it was measured with the same code and device."""
+    """Return what the record holds already, if it was measured by the same code in the same way."""
     if not args.out.is_file():
         return {}
     record = json.loads(args.out.read_text())
-    now = where(args, args.device)
-    alike = all(record["environment"].get(key) == now[key] for key in ("commit", "device"))
-    return record["results"] if alike and now["commit"] else {}
+    now, asked = where(args, args.device), arguments(args)
+    if not now["commit"] or now["commit"].endswith("-dirty"):
+        return {}
+    alike = all(
+        record["environment"].get(key) == now[key] for key in ("commit", "torch", "device")
+    ) and all(record["arguments"].get(key) == asked[key] for key in asked if key != "only")
+    return record["results"] if alike else {}
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
@@ -245,10 +250,11 @@ def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
     if args.device.type == "cpu":
         torch.set_num_threads(args.threads)
     results = earlier(args)
-    for section in args.only:
+    asked, args.only = args.only, [*results, *(x for x in args.only if x not in results)]
+    for section in asked:
         results[section] = run_section(section, args)
         write_record(args.out, args, args.device, results)
-    results = {section: results[section] for section in args.only}
+    results = {section: results[section] for section in asked}
     for section, rows in results.items():
         print(f"\n## {section}\n\n{markdown(rows)}")
     print(f"\nrecord: {args.out}")

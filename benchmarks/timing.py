@@ -212,15 +212,18 @@ def where(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     return found | ({"commit": args.commit} if getattr(args, "commit", None) else {})
 
 
-def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
-    """Write results with the command's arguments and where they were measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a command for its record."""
     plain = (str, int, float, list, dict, type(None))
-    arguments = {
+    return {
         key: x if isinstance(x, plain) else str(x)
         for key, x in vars(args).items()
         if key not in ("out", "commit")
     }
-    write_json(
-        path, {"environment": where(args, device), "arguments": arguments, "results": results}
-    )
+
+
+def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
+    """Write results with the command's arguments and where they were measured."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"environment": where(args, device), "arguments": arguments(args)}
+    write_json(path, record | {"results": results})

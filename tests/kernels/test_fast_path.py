@@ -12,7 +12,7 @@ from locotrans import create_model
 from locotrans.convert import from_authors
 from locotrans.data import load_dataset
 from locotrans.geometry import random_rotations
-from locotrans.kernels import set_kernels
+from locotrans.kernels import float32_products, set_kernels
 from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step
 
@@ -66,6 +66,38 @@ def test_recorded_tensors(name):
     ours = output.neighbors.cpu().long().sort(-1).values
     same = (ours == recorded["eval/knn_index_layer1"].long().sort(-1).values).all(-1)
     assert same.float().mean() > 0.999
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_products_by_tf32(name):
+    torch.manual_seed(0)
+    model = create_model(NETWORKS[name]).cuda()
+    points = load_dataset("builtin", "test", shapes=32).points.cuda()
+    model(points)  # running statistics
+    with torch.inference_mode():
+        exact = model.eval()(points)
+        with float32_products("high"):
+            rounded = model(points)
+    found = change(rounded.logits, exact.logits)
+    print(name, found)
+    assert 0 < found < 1e-2
+
+
+@pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg", "locotrans_dgcnn_partseg_light"])
+def test_segmenters_in_mixed_precision(name):
+    torch.manual_seed(0)
+    model = create_model(name, 50, dropout=0.0).cuda().train()
+    points = load_dataset("builtin", "test", shapes=8).points.cuda()
+    category = torch.arange(8, device="cuda")
+    logits = []
+    for setting, mixed in (("off", False), ("auto", True)):
+        with kernels(setting), torch.autocast("cuda", torch.bfloat16, enabled=mixed):
+            logits.append(model(points, category).logits)
+    logits[1].float().square().mean().backward()
+    found = change(logits[1], logits[0])
+    print(name, found)
+    assert found < 0.1
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

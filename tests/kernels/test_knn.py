@@ -118,18 +118,25 @@ def test_candidates_come_from_all_blocks_of_columns(device, monkeypatch, generat
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
-def test_numbers_that_are_none_have_neighbors_too(device, generator):
-    x = torch.randn(1, 7, 3, generator=generator)
-    x[0, 2] = torch.nan
+@pytest.mark.parametrize(("n", "bad"), [(7, torch.nan), (7, 1e25), (20, 1e25)])
+def test_numbers_that_are_none_have_neighbors_too(n, bad, device, monkeypatch, generator):
+    monkeypatch.setattr(kernel, "COLUMNS", 16)  # the larger cloud is taken in blocks
+    x = torch.randn(1, n, 3, generator=generator)
+    x[0, 2] = bad
     for coordinates in (True, False):
         found = fused(x, 3, coordinates, device)
-        assert ((found >= 0) & (found < 7)).all()
+        assert ((found >= 0) & (found < n)).all()
         assert (found.sort(-1).values.diff() > 0).all()
 
 
 @pytest.mark.parametrize(("c", "size"), [(5, 1), (150, 1), (5, 1e-9), (150, 1e9), (600, 1)])
-def test_distances_of_features_have_the_accuracy_of_float32(c, size, device, generator):
-    x = size * (torch.randn(2, 70, c, generator=generator) * torch.logspace(-3, 3, c) + 5)
+@pytest.mark.parametrize("outlier", [1.0, 1e3])
+def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, device, generator):
+    x = torch.randn(2, 70, c, generator=generator) * torch.logspace(-3, 3, c) + 5
+    if outlier > 1:
+        x = torch.randn(2, 70, c, generator=generator)
+        x[:, 7], x[:, 8] = outlier, -outlier
+    x *= size
     left, right, slack = kernel.feature_factors(x.to(device))
     d = kernel.feature_distances(left[:, 3:69], right)
     center = kernel.feature_centers(x.to(device))[0].cpu()[:, None]
@@ -144,7 +151,14 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, device, gen
     # features are cut to 22 bits, and the product of their lower parts is left out
     factor = (slack.cpu().sum(-1) / rounding.sum(-1)).log2().round().exp2()[:, None]
     torch.testing.assert_close(slack.cpu().double() / factor, rounding, rtol=1e-6, atol=0)
-    assert ((d.cpu() / factor[:, None] - true).abs() / scale).max() < 3 * 2**-22
+    exact = left[:, 3:69].double() @ right.double().mT
+    plain = (x - center).square().sum(-1)[:, None] - 2 * (x - center)[:, 3:69] @ (x - center).mT
+    errors = [
+        ((distances.cpu() - true).abs() / scale).max()
+        for distances in (exact.cpu() / factor[:, None], d.cpu() / factor[:, None], plain)
+    ]
+    assert errors[0] < 3 * 2**-22
+    assert errors[1] < 3 * 2**-22 + errors[2]  # whose sums are of float32, too
 
 
 def test_duplicated_points_are_all_found(device, generator):

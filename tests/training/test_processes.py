@@ -73,7 +73,13 @@ def launched(tiny_config, tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     options = ("k=4", "widths=8,8", "embedding=16", "head_widths=16,8", "dropout=0")
     config = dataclasses.replace(
-        tiny_config, model="dgcnn", options=options, epochs=2, averaging=0.9, out=folder / "two"
+        tiny_config,
+        model="dgcnn",
+        options=options,
+        epochs=2,
+        averaging=0.9,
+        norm_parts=2,
+        out=folder / "two",
     )
     (folder / "config.json").write_text(json.dumps(to_json(config)))
     torch.manual_seed(0)

@@ -55,7 +55,7 @@ class VNDGCNN(nn.Module):
         self.embed = VNLayer(widths, embedding, shared_direction=True)
 
     def forward(
-        self, points: Float[Tensor, "b n 3"], *, wide: bool = False, half: bool = False
+        self, points: Float[Tensor, "b n 3"], *, wide: bool = False, bfloat16: bool = False
     ) -> VNFeatures:
         """Return the vector features of every point, layer by layer.
 
@@ -63,8 +63,8 @@ class VNDGCNN(nn.Module):
             points: the clouds.
             wide: let zero vectors follow the channels where they do on the way, see
                 `locotrans.nn.vn`.
-            half: embed, by kernels, in bfloat16. (Edges are differences of neighbours, which it
-                would round away.)
+            bfloat16: embed so, by kernels. (Edges are differences of neighbours, which it would
+                round away.)
         """
         v = points.unsqueeze(-1)  # (b, n, 3, 1): a point is one vector
         layers: list[Tensor] = []
@@ -75,7 +75,7 @@ class VNDGCNN(nn.Module):
             layers.append(v)
             graphs.append(graph)
         joined, mean = torch.cat(layers, dim=-1), None
-        joined = joined.bfloat16() if half else joined
+        joined = joined.bfloat16() if bfloat16 else joined
         if self.append_mean:
             v, mean = self.embed.with_mean(joined, wide=wide)
         else:

@@ -4,9 +4,10 @@ The specification is `locotrans.geometry.neighbors`, tie rule included.
 
 Features are centred, scaled, and split into two numbers of half precision, 11 bits each. Three of
 the four products of the parts, on tensor cores, are a product of 22 bits: sums of many are better
-than those of float32. With the parts side by side, and those of squared lengths behind them,
-torch's product of two matrices is one of distances. They are written to memory, some rows at a
-time; those of coordinates are made where they are needed.
+than those of float32, as long as no feature of a cloud is more than 1,000 times the others. With
+the parts side by side, and those of squared lengths behind them, torch's product of two matrices is
+one of distances. They are written to memory, some rows at a time; those of coordinates are made
+where they are needed.
 
 In the selection one warp owns a row, in registers. The columns are cut into groups. A bound that
 holds k of the minima of groups, found by bisection, holds k distances, and not many more: these are
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from locotrans.geometry.neighbors import CHUNK, SPARE, feature_rounding, point_rounding
 from locotrans.kernels import float32_products
-from locotrans.kernels.rpr_launch import INTERPRETED
+from locotrans.kernels.tiles import INTERPRETED
 
 COLUMNS = 2048  # distances that a warp holds
 GROUPS = 128  # of columns, at most
@@ -45,7 +46,7 @@ ABSOLUTE, RELATIVE = (float(x) for x in feature_rounding(torch.ones(1, 1)))  # w
 def _center_kernel(
     x_ptr,  # (b, n, C) features
     center_ptr,  # (b, C) their means, written
-    largest_ptr,  # (b, BLOCKS) the largest of them, written
+    largest_ptr,  # (b, BLOCKS) the largest difference of them from the first point, written
     n,
     C: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -54,6 +55,7 @@ def _center_kernel(
 ):
     cloud = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    x0 = tl.load(x_ptr + cloud * n * C + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     largest = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(0, n, ROWS):
@@ -62,7 +64,7 @@ def _center_kernel(
         at = x_ptr + (cloud * n + rows)[:, None] * C + c[None, :]
         x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         total += x
-        largest = tl.maximum(largest, tl.abs(x))
+        largest = tl.maximum(largest, tl.where(mask, tl.abs(x - x0), 0.0))
     tl.store(center_ptr + cloud * C + c, tl.sum(total, axis=0) / n, mask=c < C)
     largest = tl.max(tl.max(largest, axis=0), axis=0)
     tl.store(largest_ptr + cloud * BLOCKS + tl.program_id(0), largest)
@@ -79,7 +81,7 @@ def _split(x):
 def _parts_kernel(
     x_ptr,  # (b, n, C) features
     center_ptr,  # (b, C) their means
-    largest_ptr,  # (b, BLOCKS) the largest of them
+    largest_ptr,  # (b, BLOCKS) the largest difference of them from the first point
     slack_ptr,  # (b, n) what counts as rounding of a distance, written
     left_ptr,  # (b, n, WIDTH) written
     right_ptr,  # (b, n, WIDTH) written
@@ -190,7 +192,7 @@ def _bisected(values, low, high, count, k, spare, ROUNDS: tl.constexpr):
         high = tl.where(below >= k, middle, high)
         count = tl.where(below >= k, below, count)
         rounds += 1
-    return low, high, count
+    return high, count
 
 
 @triton.jit
@@ -199,7 +201,7 @@ def _select_all(d, columns, out, absolute, relative, n, k, ROUNDS: tl.constexpr)
     d = tl.where(d < 3e38, d, float("inf"))  # what is no number comes last
     low = -_largest(-d, d == d)
     bound = _largest(d, d < float("inf"))
-    low, bound, count = _bisected(d, low, bound, _total(d <= bound), k, 0, ROUNDS)
+    bound, count = _bisected(d, low, bound, _total(d <= bound), k, 0, ROUNDS)
     kth = _largest(d, d <= bound)
     while count > k:  # equal distances, or nearly so: go down from one to the next
         below = _total(d < kth)
@@ -251,7 +253,7 @@ def _select_kernel(
     minima = tl.min(d, axis=1)[:, None]
     low = -_largest(-minima, minima == minima)
     high = _largest(minima, minima < float("inf"))
-    _, bound, found = _bisected(minima, low, high, _total(minima <= high), k, k // 2, ROUNDS)
+    bound, found = _bisected(minima, low, high, _total(minima <= high), k, k // 2, ROUNDS)
     # what may be nearest or tied with it: a list of it, from lane to lane
     bound += absolute + relative * bound
     inside = d <= bound
@@ -266,7 +268,7 @@ def _select_kernel(
         slots = tl.arange(0, NEAR)[:, None]
         column = tl.load(near + slots, mask=slots < count, other=n)
         t = _distances(source_ptr, cloud, row, rows, first_row, column, n, COORDINATES)
-        _, bound, count = _bisected(t, low, bound, count, k, 0, ROUNDS)
+        bound, count = _bisected(t, low, bound, count, k, 0, ROUNDS)
         kth = _largest(t, t <= bound)
         chosen = t <= kth + (absolute + relative * kth)
         rank = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
@@ -317,6 +319,8 @@ def _select_blocks_kernel(
         d = _distances(
             source_ptr, cloud, real[:, None], rows, first_row, columns[None, :], n, COORDINATES
         )
+        # what is no number is far, but nearer than nothing: every slot gets a column
+        d = tl.where((d < 3e38) | (columns >= n)[None, :], d, 3e38)
         value, column = tl.min(d, axis=1, return_indices=True)
         worst, slot = tl.max(near, axis=1, return_indices=True)
         while tl.max((value < worst).to(tl.int32), axis=0) > 0:
@@ -342,7 +346,7 @@ def _select_blocks_kernel(
 def feature_centers(
     x: Float[Tensor, "b n c"],
 ) -> tuple[Float[Tensor, "b c"], Float[Tensor, "b blocks"]]:
-    """Return the means of the features of a cloud, and the largest number of some of them."""
+    """Return the means of the features of a cloud, and largest differences from its first point."""
     b, n, c = x.shape
     blocks = triton.cdiv(c, CENTER_CHANNELS)
     center, largest = (torch.empty(b, m, device=x.device) for m in (c, blocks))

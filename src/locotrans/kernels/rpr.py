@@ -50,14 +50,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from locotrans.kernels.rpr_launch import (
-    INTERPRETED,
-    Plan,
-    RPRLayers,
-    Saved,
-    run_forward,
-)
+from locotrans.kernels.rpr_launch import Plan, RPRLayers, Saved, run_forward
 from locotrans.kernels.rpr_launch_backward import run_backward
+from locotrans.kernels.tiles import INTERPRETED
 
 
 def supported(vector_channels: int, in_channels: int, out_channels: int, k: int) -> bool:

@@ -95,14 +95,14 @@ def pose_kernel(
 @triton.jit
 @no_type_check
 def linear_kernel(
-    x_ptr,  # (edges, CIP), before its batch norm
-    norm_ptr,  # (4, CIP)
+    x_ptr,  # (edges, CIP), before its batch norm, or behind it and a ReLU if ACTIVATE
+    norm_ptr,  # (4, CIP), unless ACTIVATE
     weight_ptr,  # (CO, CI)
-    bias_ptr,  # (CO)
+    bias_ptr,  # (CO), unless ACTIVATE
     factor_ptr,  # (n, COP), if MULTIPLY
     index_ptr,  # (edges), if MULTIPLY
-    center_ptr,  # (CO)
-    out_norm_ptr,  # (4, COP), if ACTIVATE
+    center_ptr,  # (CO), if STATISTICS
+    out_norm_ptr,  # (4, COP), with scale * bias in its third row, if ACTIVATE
     out_ptr,  # (edges, COP)
     sums_ptr,  # (programs, 2, COP)
     edges,
@@ -148,8 +148,10 @@ def linear_kernel(
             x = load_rows(x_ptr, rows, ci, CIP, inside)
             x = tl.maximum(x * scale + shift, 0.0)
         y = dot(x, w, PRECISION)
-        bias = load_vector(bias_ptr, co, CO)
-        y += bias * load_vector(out_norm_ptr, co, COP) if ACTIVATE else bias
+        if ACTIVATE:
+            y += load_vector(out_norm_ptr + 2 * COP, co, COP)
+        else:
+            y += load_vector(bias_ptr, co, CO)
         if MULTIPLY:
             y *= factor
         if ACTIVATE:
@@ -266,7 +268,8 @@ def norm_kernel(
     mean_ptr,  # running statistics, updated in place if TRAINING
     var_ptr,
     tracked_ptr,
-    out_ptr,  # (4, CP): scale, shift, mean, 1 / deviation
+    bias_ptr,  # of the layer before, or None
+    out_ptr,  # (4, CP): scale, shift, mean (or scale * bias, if that is given), 1 / deviation
     programs,
     count,  # a float: of the edges
     eps,
@@ -307,5 +310,9 @@ def norm_kernel(
     rstd = 1 / tl.sqrt(var + eps)
     tl.store(out_ptr + cols, gamma * rstd)
     tl.store(out_ptr + CP + cols, beta - mean * gamma * rstd)
-    tl.store(out_ptr + 2 * CP + cols, mean)
+    if bias_ptr is None:
+        tl.store(out_ptr + 2 * CP + cols, mean)
+    else:
+        bias = tl.load(bias_ptr + cols, mask=real, other=0.0)
+        tl.store(out_ptr + 2 * CP + cols, gamma * rstd * bias)
     tl.store(out_ptr + 3 * CP + cols, rstd)

@@ -6,9 +6,9 @@ the last product, and that into the maximum over the neighbours, from registers.
 it are written as the products take them, behind batch norm and ReLU.
 
 Where torch allows products in TF32, these are of half precision, with sums in float32: it has as
-many digits, and tensor cores are twice as fast. Its range is smaller, and suffices: one factor
-comes from a batch norm, the other is a matrix times the scale of one, so both are neither large nor
-small. What lies beyond the largest number is cut there.
+many digits, and tensor cores are twice as fast. Its range is smaller: one factor comes from a
+batch norm, the other is a matrix times the scale of one, so both are neither large nor small unless
+the parameters of a batch norm are (10,000 is too much). What lies beyond the range is cut.
 """
 
 from typing import no_type_check
@@ -32,8 +32,9 @@ from locotrans.kernels.rpr_tiles import (
 def _again(pointer, n, cols, COLS: tl.constexpr):
     """Load one number a channel as a row, for every neighbour n anew, from the nearest cache.
 
-    Kept, the rows would fill the registers. What is added to the address is 0, which the compiler
-    does not know. (A volatile load would pass by the cache, and all programs wait for one place.)
+    Kept, the rows would fill the registers, and more: the kernel would use local memory. What is
+    added to the address is 0, which the compiler does not know. (A volatile load would pass by the
+    cache, and all programs wait for one place.)
     """
     return tl.load(pointer + (n >> 31) + cols, mask=cols < COLS, other=0.0)[None, :]
 
@@ -60,25 +61,9 @@ def _channels(
         factor = load_rows(factor_ptr, j, c, COP, inside)
     y = dot(a, inner, PRECISION) + _again(norm_ptr + 2 * COP, n, c, COP)
     if MULTIPLY:
-        y = y * factor + _again(norm_ptr + COP, n, c, COP)
+        y *= factor
+    y += _again(norm_ptr + COP, n, c, COP)
     return dot(tl.maximum(y, 0.0), outer, PRECISION)
-
-
-@triton.jit
-@no_type_check
-def fold_kernel(
-    norm_ptr,  # (4, CP), changed: its third row becomes scale * bias, plus shift unless MULTIPLY
-    bias_ptr,  # (C)
-    C: tl.constexpr,
-    CP: tl.constexpr,
-    MULTIPLY: tl.constexpr,
-):
-    """Join the bias before a batch norm with its table."""
-    c = tl.arange(0, CP)
-    bias = tl.load(norm_ptr + c) * tl.load(bias_ptr + c, mask=c < C, other=0.0)
-    if not MULTIPLY:
-        bias += tl.load(norm_ptr + CP + c)
-    tl.store(norm_ptr + 2 * CP + c, bias)
 
 
 @triton.jit
@@ -86,7 +71,7 @@ def fold_kernel(
 def last_kernel(
     x_ptr,  # (m k, CIP), behind its batch norm and ReLU
     inner_ptr,  # (CO, CI)
-    inner_norm_ptr,  # (4, COP), its third row as `fold_kernel` makes it
+    inner_norm_ptr,  # (4, COP), with scale * bias in its third row
     factor_ptr,  # (n, COP), if MULTIPLY
     index_ptr,  # (m, k), if MULTIPLY
     weight_ptr,  # (D, CO), its rows `stride` apart

@@ -1,6 +1,5 @@
 """Plan and launches of the forward kernels of the relative-pose edge convolution; see `rpr`."""
 
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.kernels import rpr_forward as forward
-from locotrans.kernels.rpr_last import fold_kernel, last_kernel
+from locotrans.kernels.rpr_last import last_kernel
+from locotrans.kernels.tiles import INTERPRETED
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
 
 FORWARD_PROGRAMS = 132 * 8  # of an H200, where a program walks through consecutive edges
 BACKWARD_PROGRAMS = 132 * 2  # each holds a weight gradient in registers and writes it once
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 OUTPUT_ROWS = 16
 FINISH_COLUMNS = 1024 if INTERPRETED else 32  # the interpreter takes programs one by one
 
@@ -249,7 +248,7 @@ def _linear(
     programs, tiles = plan.tiles(launch.rows, FORWARD_PROGRAMS)
     out = x.new_empty(plan.edges, cop)
     sums = x.new_empty(programs, 2, cop, dtype=torch.float32)
-    table = _norm(plan, norm, sums) if plan.joins else None
+    table = _norm(plan, norm, sums, linear.bias) if plan.joins else None
     forward.linear_kernel[(cop // columns, programs)](
         x, norms[-1], linear.weight, linear.bias, factor, index, norm.running_mean, table, out,
         sums, plan.edges, tiles,
@@ -296,10 +295,9 @@ def _last(
     launch, cop, dp = plan.launch("last"), width(linear.out_features), z.shape[1]
     columns = min(launch.columns, dp)
     out = torch.empty_like(z, dtype=torch.float32)
-    inner_norm = _norm(plan, norm, out.new_empty(0, 2, cop))
+    inner_norm = _norm(plan, norm, out.new_empty(0, 2, cop), linear.bias)
     out_norm = _norm(plan, plan.layers.norm, out.new_empty(0, 2, dp))
     multiply = linear is plan.layers.kernel2
-    fold_kernel[(1,)](inner_norm, linear.bias, C=linear.out_features, CP=cop, MULTIPLY=multiply)
     last_kernel[(dp // columns, triton.cdiv(plan.points, launch.rows))](
         x, linear.weight, inner_norm, x_basis, index, weight, z, out_norm, out,
         plan.points, plan.k, weight.stride(0),
@@ -310,16 +308,17 @@ def _last(
     return out[:, : weight.shape[0]]
 
 
-def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor) -> Tensor:
+def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the table of a batch norm, (4, c): scale, shift, mean, 1 / deviation.
 
-    In evaluation the sums, (programs, 2, c), tell the width and no more.
+    Given the bias of the layer before, its third row is scale * bias instead. In evaluation the
+    sums, (programs, 2, c), tell the width and no more.
     """
     programs, _, cp = sums.shape
     out = sums.new_empty(4, cp)
     forward.norm_kernel[(cp // 16,)](
         sums, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, out, programs, float(plan.edges), norm.eps, norm.momentum,
+        norm.num_batches_tracked, bias, out, programs, float(plan.edges), norm.eps, norm.momentum,
         C=norm.num_features, CP=cp, ROWS=256, COLS=16, TRAINING=plan.training, num_warps=8,
     )  # fmt: skip
     return out

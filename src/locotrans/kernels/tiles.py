@@ -5,6 +5,7 @@ should be constants of a kernel: Triton sees of no other that it is a multiple o
 writes several numbers at once only where it knows.
 """
 
+import os
 from typing import Any, no_type_check
 
 import torch
@@ -12,6 +13,8 @@ import triton
 import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @triton.jit

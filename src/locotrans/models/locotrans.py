@@ -132,16 +132,16 @@ class EquivariantBranch(nn.Module):
         points: Float[Tensor, "b n 3"],
         shape: Float[Tensor, "b e"] | None = None,
         *,
-        half: bool = False,
+        bfloat16: bool = False,
     ) -> EquivariantOutput:
         """Return the vectors of every layer, the hidden vector, and the frames.
 
         Args:
             points: the clouds.
             shape: what else is known of each shape.
-            half: take the layers for every point alone, by kernels, in bfloat16.
+            bfloat16: take the layers for every point alone so, by kernels.
         """
-        features = self.backbone(points, wide=True, half=half)
+        features = self.backbone(points, wide=True, bfloat16=bfloat16)
         hidden = self.describe(features, shape)
         if self.lcrf is None:
             frames = handcrafted_frame(points, features.neighbors[0])
@@ -205,13 +205,13 @@ class InvariantBranch(nn.Module):
         if start is not None:
             layers = [layers[0] + start]
         # the kernels' products take what is rounded once, here, neighbours are found by what is not
-        half = stored_dtype() if use_kernels(points) else points.dtype
-        rounded = [layers[0].to(half)]
+        stored = stored_dtype() if use_kernels(points) else points.dtype
+        rounded = [layers[0].to(stored)]
         for i, conv in enumerate(self.convs):
             neighbors = self._graph(i + 1, layers[-1], equivariant)
             x = rounded[-1] if self.config.relative_pose in FROM_VECTORS else layers[-1]
             layers.append(self._convolve(i, conv, points, x, neighbors, equivariant))
-            rounded.append(layers[-1].to(half))
+            rounded.append(layers[-1].to(stored))
         features = torch.cat(rounded, dim=-1)
         embedding, pooled = self.embed.pooled(features)
         return embedding, self.describe(features, pooled, shape)
@@ -301,10 +301,10 @@ class LocoTrans(nn.Module):
         """Send clouds, and what else is known of them, through branches, fusion and heads."""
         if self.config.center:
             points = center(points)
-        half = use_kernels(points) and stored_dtype() == torch.bfloat16
+        bfloat16 = use_kernels(points) and stored_dtype() == torch.bfloat16
         with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32
             shape32 = None if shape is None else shape.to(points.dtype)
-            vn = self.equivariant_branch(points, shape32, half=half)
+            vn = self.equivariant_branch(points, shape32, bfloat16=bfloat16)
         point_features, hidden = self.invariant_branch(points, vn, shape, start)
         equivariant = self.equivariant_head(vn.hidden)
         invariant = self.invariant_head(hidden)
