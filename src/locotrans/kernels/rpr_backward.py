@@ -105,7 +105,7 @@ def linear_backward_kernel(
     factor_ptr,  # (n, COP), if MULTIPLY
     index_ptr,  # (edges), if MULTIPLY
     dz_ptr,  # (edges, CIP)
-    parts_ptr,  # (programs, 2 CIP + COP CIP + COP): sums of dz, dW, and db if MULTIPLY
+    parts_ptr,  # (programs, SIZE): sums of dz, 2 CIP, dW, COP CIP, and db, COP, if MULTIPLY
     dfactor_ptr,  # (n, COP) float32 zeros, if MULTIPLY
     edges,
     tiles,  # of a program
@@ -176,7 +176,8 @@ def linear_backward_kernel(
         s1 += fold(dz)
         s2 += fold(dz * (x - load_vector(norm_ptr + 2 * CIP, b, CIP)))
     rstd = load_vector(norm_ptr + 3 * CIP, b, CIP)
-    part = parts_ptr + program.to(tl.int64) * (2 * CIP + COP * CIP + COP)
+    SIZE: tl.constexpr = 2 * CIP + COP * CIP + (COP if MULTIPLY else 0)
+    part = parts_ptr + program.to(tl.int64) * SIZE
     store_sums(part, 0, b, CIP, tl.sum(s1, axis=0), tl.sum(s2, axis=0) * rstd)
     for block in tl.static_range(COP // BLOCK):
         co = block * BLOCK + tl.arange(0, BLOCK)

@@ -152,7 +152,7 @@ def _linear_backward(
     columns = cip if factor is not None else min(launch.columns, cip)
     programs, tiles = plan.tiles(launch.rows, launches.BACKWARD_PROGRAMS // (cip // columns))
     dx = torch.empty_like(x)
-    sizes = [2 * cip, cop * cip, cop]
+    sizes = [2 * cip, cop * cip, 0 if factor is None else cop]
     parts = sums.terms.new_empty(programs, sum(sizes))
     backward.linear_backward_kernel[(cip // columns, programs)](
         y, sums.terms, dy, x, saved.norms[i - 1], weight, bias, factor, saved.neighbors,
