@@ -6,7 +6,7 @@ processes share it. With a single process, all of this does nothing.
 """
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, distributed
 
 
@@ -22,16 +22,24 @@ def process() -> int:
     return distributed.get_rank() if processes() > 1 else 0
 
 
-def mean_over_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """Return the mean of a tensor of each process, the same for all.
+def sum_over_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Return the sum of a tensor of each process, the same for all; with one process, ``x`` itself.
 
     Gradient: none flows.
     """
     if processes() == 1:
         return x
-    total = x.detach().clone()
+    total = x.detach().clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total)
-    return total / processes()
+    return total
+
+
+def mean_over_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
+    """Return the mean of a tensor of each process, the same for all; with one, ``x`` itself.
+
+    Gradient: none flows.
+    """
+    return x if processes() == 1 else sum_over_processes(x) / processes()
 
 
 def gather_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "p *shape"]:
@@ -40,6 +48,20 @@ def gather_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "p *shape"]:
     Gradient: each process receives the sum of what all of them ask of its tensor.
     """
     return _Gather.apply(x)
+
+
+def moments_over_processes(
+    mean: Float[Tensor, " c"], var: Float[Tensor, " c"]
+) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """Return mean and biased variance over all processes from those of each, in one exchange.
+
+    Every process must have as many values as the others.
+
+    Gradient: flows to every process.
+    """
+    means, variances = gather_processes(torch.stack([mean, var])).unbind(1)  # each (p, c)
+    mean = means.mean(0)
+    return mean, variances.mean(0) + (means - mean).square().mean(0)
 
 
 class _Gather(torch.autograd.Function):

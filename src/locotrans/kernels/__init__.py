@@ -4,8 +4,8 @@ Each has the plain PyTorch code as its specification, and is used in its place: 
 float32 and bfloat16 tensors, by Triton; on a CPU for float32 tensors in evaluation without
 gradients, by Numba. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`, decides:
 "auto" (the default) or "off". Without Triton or Numba, or anywhere else, the plain code runs.
-So it does where several processes train together: the kernels take the statistics of batch norm
-from the shapes of their own process.
+Where several processes train together, the kernels take the statistics of batch norm, and the means
+of the consistency loss, over the shapes of all of them, as the plain code does.
 """
 
 import importlib.util
@@ -15,8 +15,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-
-from locotrans.distributed import processes
 
 _SETTINGS = ("auto", "off")
 _setting = "auto"
@@ -38,7 +36,6 @@ def use_kernels(x: Tensor) -> bool:
         and x.is_cuda
         and x.dtype in (torch.float32, torch.bfloat16)
         and _has_triton
-        and not (torch.is_grad_enabled() and processes() > 1)
     )
 
 

@@ -41,6 +41,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.distributed import mean_over_processes, processes
 from locotrans.kernels.vector_pairs import EPS, load_pair, through_unit
 
 TILE = 512  # points x neighbours of a program, 4 a thread
@@ -134,8 +135,9 @@ def _finish_kernel(sums, losses, counts, programs, n, ROWS: tl.constexpr):
         first += tl.load(place + 2, mask=p < programs, other=0.0).to(tl.float64)
         second += tl.load(place + 3, mask=p < programs, other=0.0).to(tl.float64)
         cosines += tl.load(place + 4, mask=p < programs, other=0.0).to(tl.float64)
-    rows1 = tl.maximum(tl.sum(first, axis=0), 1.0)
-    rows2 = tl.maximum(tl.sum(second, axis=0), 1.0)
+    rows1, rows2 = tl.sum(first, axis=0), tl.sum(second, axis=0)
+    rows1 = tl.where(rows1 > 0, rows1, 1.0)  # a mean over processes may be less than 1
+    rows2 = tl.where(rows2 > 0, rows2, 1.0)
     tl.store(losses, tl.sum(cosines, axis=0) / n)
     tl.store(losses + 1, tl.sum(by_first, axis=0) / rows1 + tl.sum(by_second, axis=0) / rows2)
     tl.store(counts, rows1)
@@ -209,6 +211,8 @@ class _VectorLosses(torch.autograd.Function):
         programs = triton.cdiv(n, points)
         sums = v.new_empty(programs, 5)
         _loss_kernel[(programs,)](v, index, sums, n, **tile)
+        if processes() > 1:  # the average of their losses is the mean over all rows
+            sums[:, 2:4] = mean_over_processes(sums[:, 2:4])
         losses, counts = v.new_empty(2), v.new_empty(2)
         _finish_kernel[(1,)](sums, losses, counts, programs, n, ROWS=ROWS, num_warps=WARPS)
         ctx.save_for_backward(v, index, counts)

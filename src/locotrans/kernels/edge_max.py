@@ -52,7 +52,7 @@ from locotrans.kernels.edge_max_kernels import (
     edge_output,
     edge_reductions,
 )
-from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
+from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles, sums_of_batch
 from locotrans.kernels.tiles import arithmetic, dense_rows, dense_vectors
 
 # A program's tile is points x channels, 8 (edge_max) or 4 (frame_conv) of them a thread.
@@ -131,6 +131,7 @@ class _EdgeMax(torch.autograd.Function):
         )  # fmt: skip
         sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
+        sums, count = sums_of_batch(sums, n * k, ctx.flags["TRAINING"])
         du = None if m is not None else torch.zeros_like(best)
         dm = None if m is None else m.new_empty(n, 3, width)
         dw = None if w is None else w.new_empty(n, width)
@@ -138,7 +139,7 @@ class _EdgeMax(torch.autograd.Function):
             source, best if m is None else m, best if w is None else w, index, best, slot, grad,
             sums, best if du is None else du, best if dm is None else dm,
             best if dw is None else dw, mean, var, weight, bias,
-            n, k, channels, n * k, *ctx.strides, grad.stride(0), **ctx.flags, **ctx.tile,
+            n, k, channels, count, *ctx.strides, grad.stride(0), **ctx.flags, **ctx.tile,
         )  # fmt: skip
         du = None if du is None else du.to(source.dtype)
         return du, dm, dw, None, None, *Norm.gradients(dgamma, dbeta)

@@ -36,6 +36,7 @@ from locotrans.kernels.statistics import (
     load_norm,
     share_tiles,
     store_partial,
+    sums_of_batch,
 )
 from locotrans.kernels.tiles import arithmetic, load_channel, load_tile, store_tile
 
@@ -230,9 +231,10 @@ class _EmbedPool(torch.autograd.Function):
         )  # fmt: skip
         sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
+        sums, count = sums_of_batch(sums, b * n, ctx.training)
         dy = torch.empty_like(y)
         _embed_gradients[(b * triton.cdiv(n, ROWS) * blocks,)](
-            y, dout, grad, argmax, sums, dy, mean, var, weight, bias, n, b * n,
+            y, dout, grad, argmax, sums, dy, mean, var, weight, bias, n, count,
             EMBEDDED=embedded, TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
         return dy, None, *Norm.gradients(dgamma, dbeta)

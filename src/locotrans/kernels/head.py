@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.distributed import processes
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import load_channel
 
@@ -128,7 +129,12 @@ class _NormAct(torch.autograd.Function):
 
 
 def supported(y: Tensor, *, training: bool) -> bool:
-    """Say whether these are vectors of shapes, few enough, and enough to be normalised."""
+    """Say whether these are vectors of shapes, few enough, and enough to be normalised.
+
+    Where several processes train together, they are not the whole batch.
+    """
+    if training and processes() > 1:
+        return False
     return y.dim() == 2 and (2 if training else 1) <= len(y) <= SHAPES
 
 

@@ -76,7 +76,8 @@ def rpr_conv(
     """Convolve features over neighbourhoods whose neighbours are turned into the pose of the point.
 
     Batch norm does what `torch.nn.BatchNorm1d` does: batch statistics and an update of the running
-    ones in training, running statistics in evaluation.
+    ones in training, running statistics in evaluation. The batch is that of all processes that
+    train together.
 
     Args:
         x_basis: ``basis(x)`` of every point.

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from locotrans.distributed import processes, sum_over_processes
 from locotrans.kernels import rpr_forward as forward
 from locotrans.kernels.rpr_last import last_kernel
 from locotrans.kernels.tiles import INTERPRETED
@@ -109,9 +110,14 @@ class Plan(NamedTuple):
         return self.points * self.k
 
     @property
+    def batch_edges(self) -> int:
+        """Return how many all processes have that train together."""
+        return self.edges * processes()
+
+    @property
     def inverse(self) -> float:
-        """Return 1 / edges, which turns sums into means; 0 in evaluation, which has none."""
-        return 1 / self.edges if self.training else 0.0
+        """Return 1 / edges of the batch, turning sums into means; 0 in evaluation: it has none."""
+        return 1 / self.batch_edges if self.training else 0.0
 
     @property
     def wide(self) -> bool:
@@ -314,11 +320,15 @@ def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor, bias: Tensor | None = 
     Given the bias of the layer before, its third row is scale * bias instead. In evaluation the
     sums, (programs, 2, c), tell the width and no more.
     """
+    out = sums.new_empty(4, sums.shape[2])
+    if plan.training and processes() > 1:
+        # their centre, the running mean, is the same in all processes
+        sums = sum_over_processes(sums.sum(0, keepdim=True, dtype=torch.float64))
     programs, _, cp = sums.shape
-    out = sums.new_empty(4, cp)
     forward.norm_kernel[(cp // 16,)](
         sums, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, bias, out, programs, float(plan.edges), norm.eps, norm.momentum,
+        norm.num_batches_tracked, bias, out, programs, float(plan.batch_edges), norm.eps,
+        norm.momentum,
         C=norm.num_features, CP=cp, ROWS=256, COLS=16, TRAINING=plan.training, num_warps=8,
     )  # fmt: skip
     return out

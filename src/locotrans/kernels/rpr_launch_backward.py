@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from locotrans.distributed import processes, sum_over_processes
 from locotrans.kernels import rpr_backward as backward
 from locotrans.kernels import rpr_backward_max as backward_max
 from locotrans.kernels import rpr_launch as launches
@@ -200,6 +201,16 @@ def _finish(plan: Plan, parts: Tensor, norm: Tensor | None = None) -> tuple[Sums
         sums: those of the batch norm; empty without one.
         total: all that was added, (n).
     """
+    total, terms = _add_parts(plan, parts, norm)
+    cp = terms.shape[1]
+    if norm is not None and plan.training and processes() > 1:
+        # totals are gradients of this process; terms are made of those of the whole batch
+        terms = _add_parts(plan, sum_over_processes(total[: 2 * cp]).unsqueeze(0), norm)[1]
+    return Sums(total[: 2 * cp].view(2, cp), terms), total
+
+
+def _add_parts(plan: Plan, parts: Tensor, norm: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the total of the parts, and the terms of the sums that come first in it."""
     programs, n = parts.shape
     cp = 0 if norm is None else norm.shape[1]
     total, terms = parts.new_empty(n), parts.new_empty(3, cp)
@@ -208,7 +219,7 @@ def _finish(plan: Plan, parts: Tensor, norm: Tensor | None = None) -> tuple[Sums
         parts, parts if norm is None else norm, total, terms, programs, plan.inverse,
         TOTAL=n, CP=cp, ROWS=128, COLS=columns, num_warps=8,
     )  # fmt: skip
-    return Sums(total[: 2 * cp].view(2, cp), terms), total
+    return total, terms
 
 
 def _dbias(plan: Plan, sums: Sums) -> Tensor:

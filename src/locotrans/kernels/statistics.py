@@ -3,6 +3,10 @@
 A program strides over the tiles and keeps one partial sum; a small kernel adds those of all
 programs, in float64. Forward, these are sums of x - shift and of its square: shifting by one of the
 x keeps the digits of a variance that is small beside the mean. Backward, they are dbeta and dgamma.
+
+Where several processes train together, each has a shift of its own: their means and variances are
+joined. Backward, their sums are added for the gradient of x; dbeta and dgamma remain those of the
+process, like all gradients of parameters.
 """
 
 from typing import no_type_check
@@ -13,6 +17,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from locotrans.distributed import moments_over_processes, processes, sum_over_processes
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import load_channel
 
@@ -107,7 +112,16 @@ def share_tiles(tiles: int, blocks: int) -> int:
 def batch_moments(
     partial: Float[Tensor, "programs 2 c"], shift: Float[Tensor, " c"], norm: Norm, count: int
 ) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
-    """Return mean and biased variance, and update the running statistics in place."""
+    """Return mean and biased variance, and update the running statistics in place.
+
+    Args:
+        partial: sums of x - shift and of its square.
+        shift: one of the x.
+        norm: the batch norm.
+        count: how many x a channel has in this process.
+    """
+    if processes() > 1:
+        return _moments_of_all(partial, shift, norm, count)
     if count < 2:
         raise ValueError("batch norm in training needs more than one vector a channel; got 1")
     programs, _, channels = partial.shape
@@ -120,6 +134,20 @@ def batch_moments(
     return mean, var
 
 
+def _moments_of_all(
+    partial: Float[Tensor, "programs 2 c"], shift: Float[Tensor, " c"], norm: Norm, count: int
+) -> tuple[Float[Tensor, " c"], Float[Tensor, " c"]]:
+    """Do as `batch_moments` where several processes share the batch."""
+    offset, square = partial.sum(0, dtype=torch.float64) / count
+    var = (square - offset.square()).clamp_min(0)
+    mean, var = moments_over_processes(shift + offset, var)
+    total = count * processes()
+    unbiased = var * total / (total - 1)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+    return mean.to(partial.dtype), var.to(partial.dtype)
+
+
 def add_partial(partial: Float[Tensor, "programs 2 c"]) -> Float[Tensor, "2 c"]:
     """Return the sums over the programs."""
     programs, _, channels = partial.shape
@@ -128,6 +156,18 @@ def add_partial(partial: Float[Tensor, "programs 2 c"]) -> Float[Tensor, "2 c"]:
         partial, sums, programs, channels, **_finish(programs)
     )
     return sums
+
+
+def sums_of_batch(
+    sums: Float[Tensor, "2 c"], count: int, training: bool
+) -> tuple[Float[Tensor, "2 c"], int]:
+    """Return dbeta, dgamma and the count of what batch norm has normalised together.
+
+    That is what all processes have, in training; in evaluation nobody reads them.
+    """
+    if not training:
+        return sums, count
+    return sum_over_processes(sums), count * processes()
 
 
 def _finish(programs: int) -> dict[str, int]:

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from locotrans.kernels.batch_norm import Norm
-from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
+from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles, sums_of_batch
 from locotrans.kernels.tiles import arithmetic, dense_vectors
 from locotrans.kernels.vn_edge_kernels import (
     vn_edge_gradients,
@@ -98,9 +98,10 @@ class _EdgeConv(torch.autograd.Function):
         )  # fmt: skip
         sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
+        sums, count = sums_of_batch(sums, n * k, ctx.training)
         vn_edge_gradients[(triton.cdiv(n, ROWS) * blocks,)](
             uw, index, grad, sums, duw, mean, var, weight, bias,
-            n, k, channels, n * k,
+            n, k, channels, count,
             G_ROW=grad.stride(1), TRAINING=ctx.training, **ctx.constants,
         )  # fmt: skip
         return duw.to(uw.dtype), None, None, None, *Norm.gradients(dgamma, dbeta)

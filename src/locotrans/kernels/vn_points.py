@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from locotrans.kernels.batch_norm import Norm
-from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles
+from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles, sums_of_batch
 from locotrans.kernels.tiles import arithmetic, dense_vectors
 from locotrans.kernels.vn_point_kernels import (
     vn_point_gradients,
@@ -96,11 +96,12 @@ class _NormAct(torch.autograd.Function):
         )  # fmt: skip
         sums = add_partial(partial)
         dbeta, dgamma = sums.to(weight.dtype).unbind()
+        sums, count = sums_of_batch(sums, n, ctx.training)
         dpq = torch.empty_like(pq)
         doffset = None if offset is None else torch.zeros_like(offset, dtype=dtype)
         vn_point_gradients[(tiles if constants["SHARED"] else tiles * blocks,)](
             pq, offset, grad, gmean, sums, dpq, doffset, mean, var, weight, bias,
-            points, channels, n, TRAINING=ctx.training, **constants,
+            points, channels, count, TRAINING=ctx.training, **constants,
         )  # fmt: skip
         doffset = None if offset is None or doffset is None else doffset.to(offset.dtype)
         return dpq, doffset, *[None] * 5, *Norm.gradients(dgamma, dbeta)

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from locotrans.distributed import gather_processes, processes
+from locotrans.distributed import moments_over_processes, processes
 from locotrans.kernels.batch_norm import Norm
 
 _waiting: list[Tensor] | None = None  # counters of batches to be raised together
@@ -48,9 +48,7 @@ class BatchNorm(nn.BatchNorm1d):
         weight, bias, running_mean, running_var, _, momentum, eps = self.statistics()
         wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
         var, mean = torch.var_mean(wide, dim=0, correction=0)
-        means, variances = gather_processes(torch.stack([mean, var])).unbind(1)  # each (p, c)
-        mean = means.mean(0)
-        var = variances.mean(0) + (means - mean).square().mean(0)
+        mean, var = moments_over_processes(mean, var)
         with torch.no_grad():  # running statistics take the unbiased variance
             count = len(x) * processes()
             running_mean.lerp_(mean, momentum)
