@@ -3,7 +3,7 @@ import math
 import pytest
 import roma
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from locotrans.geometry import (
@@ -96,6 +96,7 @@ def test_axis_rotations_keep_the_axis_and_fill_the_circle(axis):
 @settings(max_examples=30, deadline=None)
 @given(axis=st.sampled_from(AXES), angle=st.floats(-10, 10))
 def test_axis_rotation_against_roma(axis, angle):
+    assume(angle == 0 or abs(angle) > 1e-6)  # the cosine of less is 1 to roma
     unit = IDENTITY[AXES.index(axis)]
     expected = roma.rotvec_to_rotmat(angle * unit)
     ours = axis_rotation(axis, torch.tensor(angle, dtype=torch.float64))
