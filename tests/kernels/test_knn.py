@@ -7,6 +7,12 @@ from locotrans.geometry.neighbors import knn, knn_features
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import knn as kernel
+from locotrans.kernels.knn_features import (
+    RELATIVE,
+    feature_centers,
+    feature_distances,
+    feature_factors,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +143,9 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, de
         x = torch.randn(2, 70, c, generator=generator)
         x[:, 7], x[:, 8] = outlier, -outlier
     x *= size
-    left, right, slack = kernel.feature_factors(x.to(device))
-    d = kernel.feature_distances(left[:, 3:69], right)
-    center = kernel.feature_centers(x.to(device))[0].cpu()[:, None]
+    left, right, slack = feature_factors(x.to(device))
+    d = feature_distances(left[:, 3:69], right)
+    center = feature_centers(x.to(device))[0].cpu()[:, None]
     torch.testing.assert_close(
         center, x.mean(-2, keepdim=True), rtol=1e-5, atol=1e-6 * x.abs().max()
     )
@@ -147,7 +153,7 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, de
     squares = y.square().sum(-1)
     scale = squares[:, None] + 2 * (squares[:, 3:69, None] * squares[:, None]).sqrt()
     true = squares[:, None] - 2 * y[:, 3:69] @ y.mT
-    rounding = 2 * kernel.RELATIVE * squares
+    rounding = 2 * RELATIVE * squares
     # features are cut to 22 bits, and the product of their lower parts is left out
     factor = (slack.cpu().sum(-1) / rounding.sum(-1)).log2().round().exp2()[:, None]
     torch.testing.assert_close(slack.cpu().double() / factor, rounding, rtol=1e-6, atol=0)
