@@ -8,6 +8,7 @@ from locotrans.losses import (
     classification_losses,
     consistency_loss,
     orthogonality_loss,
+    point_cross_entropy,
     smoothed_cross_entropy,
 )
 
@@ -46,6 +47,19 @@ def test_no_smoothing_is_the_plain_cross_entropy():
 
 def test_one_class_costs_nothing():
     assert smoothed_cross_entropy(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)).item() == 0
+
+
+@pytest.mark.parametrize("known", [13, 1, 0])
+def test_shares_of_a_batch_average_to_its_mean_over_labelled_points(known, monkeypatch):
+    logits = draw(4, 6, 5)
+    labels = torch.arange(24).view(4, 6) % 5
+    labels.view(-1)[: 24 - known] = -1  # the first two clouds have fewer than the others, or none
+    whole = point_cross_entropy(logits, labels)
+    assert (whole > 0) == (known > 0)
+    half = torch.tensor(known / 2).double()  # what two processes tell each other
+    monkeypatch.setattr("locotrans.distributed.mean_over_processes", lambda count: half)
+    shares = [point_cross_entropy(logits[i : i + 2], labels[i : i + 2]) for i in (0, 2)]
+    torch.testing.assert_close(torch.stack(shares).mean(), whole)
 
 
 def test_orthogonality_by_hand():

@@ -6,7 +6,7 @@ processes share it. With a single process, all of this does nothing.
 """
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor, distributed
 
 
@@ -40,6 +40,16 @@ def mean_over_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]
     Gradient: none flows.
     """
     return x if processes() == 1 else sum_over_processes(x) / processes()
+
+
+def count_over_processes(mask: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, ""]:
+    """Return how often ``mask`` holds, as a mean over the processes; 1 where it nowhere does.
+
+    Sums over the shares of a batch that are divided by it average to the mean over the whole batch.
+    All processes must ask.
+    """
+    count = mean_over_processes(mask.sum().to(dtype))
+    return torch.where(count > 0, count, 1)
 
 
 def gather_processes(x: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "p *shape"]:

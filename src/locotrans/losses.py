@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from locotrans.distributed import mean_over_processes
+from locotrans.distributed import count_over_processes
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_normalize
 from locotrans.kernels import use_kernels
@@ -106,8 +106,7 @@ def _masked_mean(x: Float[Tensor, "*shape"], mask: Tensor) -> Float[Tensor, ""]:
 
     Where several processes train together, the average of what they return is the mean over all.
     """
-    count = mean_over_processes(mask.sum().to(x.dtype))
-    return (x * mask).sum() / torch.where(count > 0, count, 1)
+    return (x * mask).sum() / count_over_processes(mask, x.dtype)
 
 
 def point_cross_entropy(
@@ -115,9 +114,9 @@ def point_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the mean of `smoothed_cross_entropy` over all points that have a label.
 
-    A label of -1 says that there is none; where no point has one, the loss is 0.
+    A label of -1 says that there is none; where no point has one, the loss is 0. Where several
+    processes train together, the average of what they return is the mean over the points of all.
     """
-    known = labels >= 0
     classes = logits.shape[-1]
     spread = smoothing * classes / (classes - 1) if classes > 1 else 0.0
     total = F.cross_entropy(
@@ -127,7 +126,7 @@ def point_cross_entropy(
         label_smoothing=spread,
         reduction="sum",
     )
-    return total / known.sum().clamp_min(1)
+    return total / count_over_processes(labels >= 0, total.dtype)
 
 
 def classification_losses(

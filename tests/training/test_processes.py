@@ -67,6 +67,56 @@ NETWORK = {
     "dropout": 0.0,  # which draws its own numbers in each process
 }
 
+# A step of a segmenter by each of two processes on its half of a batch, and before that of the
+# first one alone on the whole.
+SHARED_STEP = """
+import sys
+import torch
+import torch._dynamo
+from torch import distributed
+from locotrans import create_model
+from locotrans.training.config import TrainConfig
+from locotrans.training.step import Step
+
+def take(share):
+    torch.manual_seed(0)
+    options = {"k": 3, "widths": (4, 4), "embedding": 8, "head_widths": (8, 8, 4)}
+    model = create_model("dgcnn_semseg", 5, **options).double()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):  # which draws its own numbers in each process
+            module.p = 0.0
+    points, labels = torch.randn(4, 6, 3).double(), torch.randint(5, (4, 6))
+    labels[0], labels[2, 1:] = -1, -1  # process 0 has a single labelled point of 13
+    step = Step(model, TrainConfig(model="dgcnn_semseg"), torch.device("cpu"))
+    figures = step(points[share], labels[share], 0.1)
+    return {**figures, **{name: p.grad for name, p in model.named_parameters()}}
+
+def work(rank, folder):
+    torch.set_num_threads(1)
+    if rank == 0:
+        torch.save(take(slice(None)), f"{folder}/whole")
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.save(take(slice(rank, None, 2)), f"{folder}/half-{rank}")
+    distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, sys.argv[1:], nprocs=2, start_method="fork")
+"""
+
+
+def launch(text, folder):
+    """Run one of the programs above, which writes what it finds into the folder."""
+    (folder / "launcher.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, folder / "launcher.py", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
 
 @pytest.fixture(scope="module")
 def launched(tiny_config, tmp_path_factory):
@@ -87,15 +137,7 @@ def launched(tiny_config, tmp_path_factory):
     model = create_model("locotrans_dgcnn", 5, **NETWORK).double()
     batch = {"points": torch.randn(8, 16, 3).double(), "labels": torch.randint(5, (8,))}
     torch.save({**batch, "options": NETWORK, "weights": model.state_dict()}, folder / "batch")
-    (folder / "launcher.py").write_text(LAUNCHER)
-    done = subprocess.run(
-        [sys.executable, folder / "launcher.py", folder],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    launch(LAUNCHER, folder)
     assert (folder / "killed").exists()
     return config, model, batch
 
@@ -126,6 +168,18 @@ def test_halves_of_a_batch_give_the_gradients_and_statistics_of_the_whole(launch
         for name, value in expected.items():
             error = (half[name] - value).double().norm() / value.double().norm().clamp_min(1e-6)
             assert error < 1e-7, (rank, name, error)
+
+
+@pytest.mark.slow
+def test_a_process_with_few_labelled_points_counts_as_few_in_the_batch(tmp_path):
+    launch(SHARED_STEP, tmp_path)
+    whole, *halves = (
+        torch.load(tmp_path / file, weights_only=True) for file in ("whole", "half-0", "half-1")
+    )
+    for half in halves:
+        assert half.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(half[name], value, msg=lambda text, name=name: name + text)
 
 
 def test_one_process_agrees_with_itself():

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from locotrans.distributed import mean_over_processes, processes
+from locotrans.distributed import count_over_processes, mean_over_processes, processes
 from locotrans.kernels import float32_products
 from locotrans.losses import classification_losses
 from locotrans.nn.norm import count_together
@@ -116,9 +116,11 @@ class Step:
             total = losses.total
             (total if config.norm_parts == 1 else total / config.norm_parts).backward()
         right = output.logits.argmax(-1) == labels
-        known = (labels >= 0).sum().clamp_min(1) if labels.dim() > 1 else len(labels)
+        count: Tensor | int = len(labels)
+        if labels.dim() > 1:
+            count = count_over_processes(labels >= 0, total.dtype)
         figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
-        return figures | {"accuracy": right.sum() / known}
+        return figures | {"accuracy": right.sum() / count}
 
     def _record(
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
