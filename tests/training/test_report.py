@@ -199,6 +199,24 @@ def test_other_rotations_have_their_own_rows(shelf):
 
 
 @pytest.mark.parametrize("order", [1, -1])
+def test_two_layouts_of_one_data_set_are_not_two_networks(shelf, order):
+    _, evaluated, files = shelf
+    for model, layout, seed, accuracy in (
+        (FULL, "hdf5", 0, 0.90),
+        (FULL, "off", 0, 0.94),
+        (LIGHT, "hdf5", 0, 0.80),
+        (LIGHT, "off", 0, 0.84),
+        (LIGHT, "off", 1, 0.86),
+    ):
+        evaluated(model, evaluation(accuracy, data=f"modelnet40:{layout}"), seed=seed)
+    text = report(files[::order])
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == "90.00"
+    assert section(text, "Tab. 1:")["LocoTrans, light"][3] == "85.00 ± 1.00 (2)"
+    assert "modelnet40:hdf5 test | 80.00 |" in text
+    assert "modelnet40:off test | 94.00 |" in text
+
+
+@pytest.mark.parametrize("order", [1, -1])
 def test_of_one_measurement_the_newest_counts(shelf, order):
     _, evaluated, files = shelf
     for accuracy, date in ((0.9, None), (0.91, "2026-01-09"), (0.92, "2026-01-10")):

@@ -56,7 +56,8 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
 
     Networks trained in float32 and in mixed precision are two figures. Clouds of other sizes than
     in training do not count, nor a part of the split. All networks of a cell were measured in one
-    way: of several, in that of the most clouds, then of the most networks and rotations.
+    way, on one layout of the data set: of several, in that of the most clouds, then of the most
+    networks and rotations.
     """
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
@@ -71,18 +72,23 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
         and (result.key.split, result.key.part_of, result.key.resized) == ("test", 0, 0)
         and head in result.heads
     ]
-    ways = Counter((r.key.samples, r.key.rotations, r.key.rotation_seed) for r in found)
-    way = max(ways, key=lambda x: (x[0], ways[x], x[1], -x[2]), default=None)
+    ways = Counter(map(_way, found))
+    way = max(sorted(ways), key=lambda x: (x[0], ways[x], x[1], -x[2]), default=None)
     texts = []
     for precision, mark in (("float32", ""), ("mixed", f" {MARK}")):
         values = [
             result.heads[head][figure]
             for result in found
-            if result.key.precision == precision
-            and (result.key.samples, result.key.rotations, result.key.rotation_seed) == way
+            if result.key.precision == precision and _way(result) == way
         ]
         texts += [aggregate(values) + mark] if values else []
     return "; ".join(texts)
+
+
+def _way(result: Result) -> tuple[int, int, int, str]:
+    """Say how a network was measured: clouds, rotations of each, their seed, and the layout."""
+    key = result.key
+    return key.samples, key.rotations, key.rotation_seed, key.data
 
 
 @cache
