@@ -14,7 +14,7 @@ from locotrans.data.modelnet import LAYOUTS as MODELNET
 from locotrans.data.own import KEEP, file_sizes
 from locotrans.data.parttext import read_lists
 from locotrans.data.prepared import UnreadableFilesError
-from locotrans.data.registry import read_dataset
+from locotrans.data.registry import load_dataset
 from locotrans.data.roots import cache_root, data_root, find_layouts
 from locotrans.data.s3dis import LAYOUT as S3DIS
 from locotrans.data.scanobjectnn import find_scanobjectnn
@@ -201,7 +201,7 @@ def _check_split(report: SetReport, split: str) -> None:
     """Load a split with as many points as its files have, or sample them."""
 
     def load(points: int) -> CloudSet:
-        return read_dataset(report.name, split, root=report.folder, points=points)
+        return load_dataset(report.name, split, root=report.folder, points=points, log_notes=False)
 
     if report.name.endswith("hdf5") or report.name.startswith("scanobjectnn"):
         try:
@@ -224,7 +224,7 @@ def _check_own(report: SetReport, split: str) -> None:
         skip = True
         sizes = file_sizes(name, report.folder, split, skip=True)
     name += ":skip=true" if skip else ""
-    clouds = read_dataset(name, split, root=report.folder, points=min(sizes))
+    clouds = load_dataset(name, split, root=report.folder, points=min(sizes), log_notes=False)
     middle = round(statistics.median(sizes))
     _count(report, clouds, (min(sizes), middle, max(sizes)))
 

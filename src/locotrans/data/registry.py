@@ -65,9 +65,10 @@ def load_dataset(
     points: int = 1024,
     shapes: int | None = None,
     seed: int = 0,
+    log_notes: bool = True,
     **settings: Any,
 ) -> CloudSet:
-    """Load one split of a data set into memory, and log its notes.
+    """Load one split of a data set into memory.
 
     Args:
         name: One of `list_datasets`, perhaps with settings: ``scanobjectnn:obj_bg,up=z``.
@@ -79,27 +80,9 @@ def load_dataset(
             it is a random choice by ``seed``, in the order of the files.
         seed: Seed of whatever the set draws at random; a seed in the name, as in
             ``folder:seed=3``, goes before.
+        log_notes: Log as warnings what is worth a word, which is in ``notes`` as well.
         **settings: Settings of the data set, such as ``up="y"``; they override the name's.
     """
-    clouds = read_dataset(
-        name, split, root=root, points=points, shapes=shapes, seed=seed, **settings
-    )
-    for note in clouds.notes:
-        log.warning("%s (%s): %s", clouds.name, split, note)
-    return clouds
-
-
-def read_dataset(
-    name: str,
-    split: str,
-    *,
-    root: Path | str | None = None,
-    points: int = 1024,
-    shapes: int | None = None,
-    seed: int = 0,
-    **settings: Any,
-) -> CloudSet:
-    """Do what `load_dataset` does, without a word."""
     base, options = parse_name(name)
     if base not in _LOADERS:
         close = difflib.get_close_matches(base, _LOADERS, n=1)
@@ -119,7 +102,11 @@ def read_dataset(
     if kept:
         joint = "," if ":" in clouds.name else ":"
         clouds = replace(clouds, name=f"{clouds.name}{joint}{','.join(kept)}")
-    return clouds if shapes is None else _some(clouds, shapes, seed)
+    if shapes is not None:
+        clouds = _some(clouds, shapes, seed)
+    for note in clouds.notes if log_notes else ():
+        log.warning("%s (%s): %s", clouds.name, split, note)
+    return clouds
 
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:
