@@ -1,7 +1,9 @@
 """Every annotation of a shape is checked while the tests run."""
 
 import os
+from collections.abc import Iterator
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -20,6 +22,14 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def without_shape_checks() -> Iterator[None]:
+    """Run as users do, who meet our own errors and not those of the annotations."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True, scope="session")

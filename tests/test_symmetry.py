@@ -4,7 +4,6 @@ import copy
 from itertools import product
 from typing import get_args
 
-import jaxtyping
 import pytest
 import torch
 
@@ -70,15 +69,7 @@ def change(value, expected):
     return ((value - expected).abs().max() / expected.abs().max()).item()
 
 
-@pytest.fixture
-def without_shape_checks():
-    """Leave out what test_models checks of these variants: here it would take half of the time."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("without_shape_checks")
+@pytest.mark.usefixtures("without_shape_checks")  # test_models has them; here half of the time
 @pytest.mark.parametrize(
     ("name", "frames", "pose", "fusion", "reference"), CASES, ids=lambda value: str(value)
 )

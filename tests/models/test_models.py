@@ -1,6 +1,5 @@
 """Every classifier: its outputs, its gradients, its weights, and what it refuses."""
 
-import jaxtyping
 import pytest
 import torch
 
@@ -170,15 +169,7 @@ BAD = {
 }
 
 
-@pytest.fixture
-def as_a_user():
-    """Leave out the test suite's own checks of shapes, which would come first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("problem", BAD)
 @pytest.mark.parametrize("name", list_models("classification"))
 def test_bad_points(name, problem):

@@ -1,6 +1,5 @@
 import inspect
 
-import jaxtyping
 import pytest
 
 import locotrans
@@ -66,15 +65,7 @@ def test_impossible_number_of_classes(classes):
         create_model("pointnet", classes)
 
 
-@pytest.fixture
-def as_a_user():
-    """Leave out the test suite's own checks of types, which would come first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize(
     ("model", "option", "value", "message"),
     [

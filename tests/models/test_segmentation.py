@@ -1,6 +1,5 @@
 """Every segmenter: its outputs, its symmetry for every point, and what it refuses."""
 
-import jaxtyping
 import pytest
 import torch
 from torch.nn import functional as F
@@ -32,14 +31,6 @@ HEADS = ("logits", "invariant", "equivariant", "fused")
 MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 CATEGORY = torch.tensor([2, 0, 3])
 COLORS = torch.rand(B, N, 3, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-
-@pytest.fixture
-def as_a_user():
-    """Leave out the test suite's own checks of shapes, which would come first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def clouds(seed=1):
@@ -103,7 +94,7 @@ def test_outputs_gradients_and_round_trip(name):
     assert torch.equal(*answers)
 
 
-@pytest.mark.usefixtures("as_a_user")  # the shapes are checked above
+@pytest.mark.usefixtures("without_shape_checks")  # the shapes are checked above
 @pytest.mark.parametrize("name", INVARIANT)
 def test_every_point_keeps_its_answer_in_every_pose(name):
     model = trained(name)
@@ -147,7 +138,7 @@ def test_plain_networks_are_not_invariant(name):
         assert_invariant(lambda x: model(x, **given(name)), clouds(), tolerance=1e-2)
 
 
-@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", NAMES)
 def test_category_and_colours_are_seen(name):
     model = trained(name).eval()
@@ -180,7 +171,7 @@ def test_losses_are_means_over_the_labelled_points():
     assert nothing.invariant == 0
 
 
-@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.usefixtures("without_shape_checks")
 @pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg", "dgcnn_partseg"])
 def test_bad_input(name):
     model = build(name)
