@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locotrans.testing import describe_matrix, turn
+from locotrans.testing.motions import describe_matrix, turn
 
 Kind = Literal["invariant", "equivariant"]
 Case = tuple[str, Tensor, Callable[[str, Tensor], Tensor]]

@@ -35,7 +35,7 @@ from locotrans.certify.result import Certificate, Expected, Row, relative_change
 from locotrans.certify.search import Search, search_rotations
 from locotrans.counting import counted
 from locotrans.geometry import random_rotations
-from locotrans.testing import describe_matrix
+from locotrans.testing.motions import describe_matrix
 
 TOLERANCES = {"float64": 1e-8, "float32": 1e-2, "tf32": 1e-1, "bfloat16": 1e-1}
 PROPERTIES = (

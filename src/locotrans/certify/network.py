@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locotrans.testing import named_part, named_tensors, undisturbed
+from locotrans.testing.answers import named_part, named_tensors, undisturbed
 
 Answers = dict[str, Tensor]
 

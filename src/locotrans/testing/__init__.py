@@ -18,23 +18,15 @@ modules of a callable are found where it is one, a method or a partial applicati
 function that refers to them by name; give the module itself where it is hidden deeper.
 """
 
-import dataclasses
-import functools
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from locotrans.geometry.rotations import random_rotations, rotation_angle, rotation_axis
-
-Model = Callable[[Tensor], Any]
-Output = str | Callable[[Any], Any] | None
-"""What to check of an answer: an attribute or key of it, a function of it, or None: the default."""
+from locotrans.testing.answers import Model, Output, ask, modules_of, undisturbed
+from locotrans.testing.motions import describe_matrix, random_orders, rotation_matrices, turn
 
 TOLERANCES = {
     torch.float64: 1e-8,
@@ -69,7 +61,7 @@ def assert_invariant(
         The largest relative error.
     """
     _check_points(points)
-    matrices = _matrices(rotations, seed)
+    matrices = rotation_matrices(rotations, seed)
 
     def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
         for i, R in enumerate(matrices):
@@ -104,7 +96,7 @@ def assert_equivariant(
         The largest relative error.
     """
     _check_points(points)
-    matrices = _matrices(rotations, seed)
+    matrices = rotation_matrices(rotations, seed)
 
     def rotate(R: Tensor) -> _Change:
         def change(name: str, x: Tensor) -> Tensor:
@@ -152,7 +144,7 @@ def assert_permutation_invariant(
     _check_points(points)
 
     def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, order in enumerate(_orders(points, permutations, seed)):
+        for i, order in enumerate(random_orders(points, permutations, seed)):
             yield f"permutation {i + 1} of {permutations}", points[:, order], _same
 
     return _compare(model, points, transformed(), "permutation-invariant", output, seed, tolerance)
@@ -196,7 +188,7 @@ def assert_permutation_equivariant(
         return change
 
     def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, order in enumerate(_orders(points, permutations, seed)):
+        for i, order in enumerate(random_orders(points, permutations, seed)):
             yield f"permutation {i + 1} of {permutations}", points[:, order], reorder(order)
 
     kind = "permutation-equivariant"
@@ -243,7 +235,7 @@ def assert_batch_independent(
             yield f"cloud {i} alone", cloud, only(i)
             yield f"cloud {i} beside {size} random clouds", torch.cat([cloud, mates]), only(i)
 
-    modules = _modules(model)
+    modules = modules_of(model)
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for module in modules:
@@ -280,9 +272,9 @@ def _compare(
         tolerance = TOLERANCES[points.dtype]
     worst, where = 0.0, ""
     with undisturbed(model, points):
-        reference = _call(model, points, output, seed, prefer_logits)
+        reference = ask(model, points, output, seed, prefer_logits)
         for what, clouds, change in transformed:
-            answer = _call(model, clouds, output, seed, prefer_logits)
+            answer = ask(model, clouds, output, seed, prefer_logits)
             if answer.keys() != reference.keys():
                 raise AssertionError(f"the answer has other parts under {what}")
             for name, value in answer.items():
@@ -298,97 +290,6 @@ def _compare(
     return worst
 
 
-@contextmanager
-def undisturbed(model: Model, points: Tensor) -> Iterator[None]:
-    """Leave buffers and the global random state as they were found; track no gradient."""
-    buffers = [(b, b.clone()) for module in _modules(model) for b in module.buffers()]
-    devices = [points.device] if points.is_cuda else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        try:
-            yield
-        finally:
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
-def _modules(model: Any) -> list[nn.Module]:
-    """Return the modules behind a callable: itself, its object, or what a function refers to."""
-    found: list[nn.Module] = []
-    seen: set[int] = set()
-    ahead = [model]
-    while ahead:
-        x = ahead.pop()
-        if id(x) in seen:
-            continue
-        seen.add(id(x))
-        if isinstance(x, nn.Module):
-            found.append(x)
-        elif isinstance(x, functools.partial):
-            ahead += [x.func, *x.args, *x.keywords.values()]
-        elif inspect.ismethod(x):
-            ahead.append(x.__self__)
-        elif isinstance(x, tuple | list):
-            ahead += x
-        elif inspect.isfunction(x):
-            names = inspect.getclosurevars(x)
-            # of what is global only the modules: its functions lead all over the program
-            ahead += [y for y in names.globals.values() if isinstance(y, nn.Module)]
-            ahead += names.nonlocals.values()
-    return found
-
-
-def _call(
-    model: Model, points: Tensor, output: Output, seed: int, prefer_logits: bool
-) -> dict[str, Tensor]:
-    """Return the chosen tensors of the model's answer by name."""
-    torch.manual_seed(seed)  # the same dropout in every call
-    answer = model(points)
-    if output is None and prefer_logits and named_part(answer, "logits") is not None:
-        output = "logits"
-    if isinstance(output, str):
-        chosen = named_part(answer, output)
-        if chosen is None:
-            raise ValueError(f"the model's answer has no {output!r}")
-        named = dict(named_tensors(chosen, output))
-    else:
-        name = getattr(output, "__name__", "output")
-        named = dict(named_tensors(answer if output is None else output(answer), name))
-    if output is None:
-        named = {name: x for name, x in named.items() if x.is_floating_point()}
-    if not named:
-        kind = f"{type(answer).__module__}.{type(answer).__qualname__}".removeprefix("builtins.")
-        raise ValueError(
-            f"the model's answer, of type {kind}, holds no "
-            f"{'floating-point ' if output is None else ''}tensor to check"
-        )
-    return named
-
-
-def named_part(answer: Any, name: str) -> Any:
-    """Return an attribute or key of an answer, or None."""
-    return answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
-
-
-def named_tensors(x: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """List the tensors in a nest of tuples, lists, mappings and dataclasses."""
-    if isinstance(x, Tensor):
-        # a copy: a model may answer with a buffer of its own, and write to it in the next call
-        yield name, x.detach().clone()
-        return
-    if isinstance(x, Mapping):
-        parts = [(str(key), value) for key, value in x.items()]
-    elif isinstance(x, tuple) and hasattr(x, "_fields"):
-        parts = list(zip(x._fields, x, strict=True))
-    elif isinstance(x, tuple | list):
-        parts = [(str(i), value) for i, value in enumerate(x)]
-    elif dataclasses.is_dataclass(x) and not isinstance(x, type):
-        parts = [(field.name, getattr(x, field.name)) for field in dataclasses.fields(x)]
-    else:
-        return
-    for key, value in parts:
-        yield from named_tensors(value, key if name == "output" else f"{name}.{key}")
-
-
 def _relative_error(value: Tensor, expected: Tensor) -> float:
     if value.shape != expected.shape:
         return math.inf
@@ -400,44 +301,6 @@ def _relative_error(value: Tensor, expected: Tensor) -> float:
     if not math.isfinite(difference) or not math.isfinite(size):
         return math.inf  # nan would compare as no error
     return difference / size if size > 0 else difference
-
-
-def _matrices(rotations: int | Tensor, seed: int) -> Tensor:
-    """Return matrices in float64 on the CPU."""
-    if isinstance(rotations, Tensor):
-        if rotations.dim() not in (2, 3) or rotations.shape[-2:] != (3, 3):
-            raise ValueError(f"rotations must be (r, 3, 3) or (3, 3), got {tuple(rotations.shape)}")
-        matrices = rotations.detach().cpu().double().reshape(-1, 3, 3)
-    else:
-        generator = torch.Generator().manual_seed(seed)
-        matrices = random_rotations(rotations, generator=generator, dtype=torch.float64)
-    if len(matrices) == 0:
-        raise ValueError("at least one rotation is needed")
-    return matrices
-
-
-def turn(points: Tensor, R: Tensor) -> Tensor:
-    """Rotate in float64, so that in any dtype the model is tested, and not the rotation."""
-    return (points.double() @ R.to(points.device).mT).to(points.dtype)
-
-
-def _orders(points: Tensor, count: int, seed: int) -> list[Tensor]:
-    if count < 1:
-        raise ValueError("at least one permutation is needed")
-    generator = torch.Generator().manual_seed(seed)
-    n = points.shape[1]
-    return [torch.randperm(n, generator=generator).to(points.device) for _ in range(count)]
-
-
-def describe_matrix(R: Tensor) -> str:
-    """Say what a matrix does: its angle and axis if it is a rotation, else its entries."""
-    identity = torch.eye(3, dtype=R.dtype)
-    if (R @ R.mT - identity).abs().max() > 1e-6 or torch.linalg.det(R) < 0:
-        rows = "; ".join(" ".join(f"{x:.3f}" for x in row) for row in R.tolist())
-        return f"the matrix [{rows}], which is not a rotation,"
-    angle = rotation_angle(R)
-    x, y, z = rotation_axis(R).tolist()
-    return f"a rotation by {math.degrees(angle):.1f} degrees about ({x:.3f}, {y:.3f}, {z:.3f})"
 
 
 def _check_points(points: Tensor) -> None:
