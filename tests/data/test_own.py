@@ -6,7 +6,7 @@ import pytest
 
 from locotrans.data import load_dataset
 from locotrans.data.listing import Entry, list_folder
-from locotrans.data.own import sources_of
+from locotrans.data.own_files import sources_of
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32
 
-from locotrans.data.own import KEEP, check_extent
+from locotrans.data.own import KEEP
+from locotrans.data.own_files import check_extent
 from locotrans.data.prepared import draw
 from locotrans.training.predict.spread import spread_points
 
