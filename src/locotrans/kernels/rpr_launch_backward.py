@@ -115,7 +115,7 @@ def _point_terms(
     columns = min(launch.columns, dp)
     chosen = torch.empty_like(grad, dtype=plan.store)
     dense = torch.empty_like(chosen)
-    dz = torch.empty_like(grad, dtype=torch.float32)
+    dz = torch.empty_like(grad, dtype=saved.z.dtype)
     backward_max.point_terms_kernel[(triton.cdiv(plan.points, launch.rows), dp // columns)](
         grad, saved.best, saved.total, saved.z, saved.norms[-1], sums.terms, chosen, dense,
         dz, plan.points, plan.k,

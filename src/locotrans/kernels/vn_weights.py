@@ -95,9 +95,9 @@ def _unpack(
     p, upper, q, lower, place, mask = _places(
         linear, direction, tl.program_id(0), d, e, columns, rows, high, WIDTHS, WIDE, C
     )
-    x = tl.load(first + place, mask=mask, other=0.0)
+    x = tl.load(first + place, mask=mask, other=0.0).to(linear.dtype.element_ty)
     if HALVES == 2:
-        y = tl.load(second + place, mask=mask, other=0.0)
+        y = tl.load(second + place, mask=mask, other=0.0).to(linear.dtype.element_ty)
         tl.store(p + columns // 2, y, mask=upper)
         tl.store(q + columns // 2, y, mask=lower)
         if DIFFERENCE:
@@ -111,8 +111,8 @@ class _Pack(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, linear: Tensor, direction: Tensor | None, widths: tuple[int, ...], halves: int,
-        edges: bool,
+        ctx: Any, linear: Tensor, direction: Tensor | None, widths: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...], edges: bool,
     ) -> Any:  # fmt: skip
         linear = linear.contiguous()
         direction = None if direction is None else direction.contiguous()
@@ -124,16 +124,20 @@ class _Pack(torch.autograd.Function):
         ctx.arguments = (d, e, columns, rows, high)
         C = triton.next_power_of_2(wide)
         ctx.constants = {
-            "WIDTHS": widths, "HALVES": halves, "DIFFERENCE": edges, "WIDE": wide, "C": C,
+            "WIDTHS": widths, "HALVES": len(dtypes), "DIFFERENCE": edges, "WIDE": wide, "C": C,
             "num_warps": max(1, min(16, C // 32)),
         }  # fmt: skip
-        packed = linear.new_empty(halves * rows, wide)
-        parts = packed.split(rows)
+        if edges:
+            packed = linear.new_empty(2 * rows, wide, dtype=dtypes[0])
+            parts = packed.split(rows)
+        else:
+            parts = packed = tuple(linear.new_empty(rows, wide, dtype=x) for x in dtypes)
         _pack[(triton.cdiv(rows, 8),)](
             linear, linear if direction is None else direction, parts[0], parts[-1],
             *ctx.arguments, **ctx.constants,
         )  # fmt: skip
-        return packed if edges or halves == 1 else (parts[0], parts[1])
+        ctx.dtype = linear.dtype
+        return packed
 
     @staticmethod
     @once_differentiable
@@ -142,7 +146,9 @@ class _Pack(torch.autograd.Function):
         parts = [x.contiguous() for x in grads]
         if len(parts) == 1:
             parts = list(parts[0].split(rows))
-        linear, direction = (parts[0].new_empty(height, columns) for height in (d, e))
+        linear, direction = (
+            parts[0].new_empty(height, columns, dtype=ctx.dtype) for height in (d, e)
+        )
         _unpack[(triton.cdiv(rows, 8),)](
             linear, direction, parts[0], parts[-1], *ctx.arguments, **ctx.constants
         )
@@ -153,13 +159,15 @@ def pack_edges(
     linear: Float[Tensor, "d c2"], direction: Float[Tensor, "d c2"]
 ) -> Float[Tensor, "e c8"]:
     """Pack the weights of an edge convolution: ``[P1; Q1; P2 - P1; Q2 - Q1]``."""
-    return _Pack.apply(linear, direction, (linear.shape[1] // 2,), 2, True)
+    half, dtypes = linear.shape[1] // 2, (linear.dtype, linear.dtype)
+    return _Pack.apply(linear, direction, (half,), dtypes, True)
 
 
 def pack_layer(
     linear: Float[Tensor, "d c"],
     direction: Float[Tensor, "e c"] | None,
     widths: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "f c8"]:
     """Pack the weights of a layer for every point alone: ``[P; Q]``, or P with d rows.
 
@@ -167,18 +175,24 @@ def pack_layer(
         linear: P.
         direction: Q, if the layer has one.
         widths: how many columns each filled-up part of the input has; one part if not given.
+        dtype: type of the packed weight, if not that of P.
     """
     widths = (linear.shape[1],) if widths is None else tuple(widths)
-    return _Pack.apply(linear, direction, widths, 1, False)
+    (packed,) = _Pack.apply(linear, direction, widths, (dtype or linear.dtype,), False)
+    return packed
 
 
 def pack_halves(
-    linear: Float[Tensor, "d c2"], direction: Float[Tensor, "e c2"]
+    linear: Float[Tensor, "d c2"],
+    direction: Float[Tensor, "e c2"],
+    dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "f c8"], Float[Tensor, "f c8"]]:
     """Pack the weights of a layer that takes the vectors of a cloud behind those of a point.
 
     Returns:
-        ``[P1; Q1]`` for those of a point and ``[P2; Q2]`` for those of its cloud.
+        ``[P1; Q1]`` for those of a point, of the given type or that of P, and ``[P2; Q2]`` for
+        those of its cloud.
     """
-    first, second = _Pack.apply(linear, direction, (linear.shape[1] // 2,), 2, False)
+    half, dtypes = linear.shape[1] // 2, (dtype or linear.dtype, linear.dtype)
+    first, second = _Pack.apply(linear, direction, (half,), dtypes, False)
     return first, second

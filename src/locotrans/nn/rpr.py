@@ -199,6 +199,7 @@ class RelativePoseConv(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         from locotrans.kernels.rpr import rpr_conv
         from locotrans.kernels.rpr_launch import RPRLayers
+        from locotrans.kernels.rpr_points import point_products
 
         layers = RPRLayers(
             self.kernel1,
@@ -209,16 +210,19 @@ class RelativePoseConv(nn.Module):
             self.refine_norm,
             self.norm,
         )
-        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        store = stored_dtype()
+        x_basis, z, w1 = point_products(
+            x.flatten(0, 1).to(store), self.basis.weight, self.linear.weight
+        )
         out = rpr_conv(
-            self.basis(x).flatten(0, 1),
-            F.linear(x, w2 - w1).flatten(0, 1),
+            x_basis,
+            z,
             v.flatten(0, 1),
             frames.flatten(0, 1),
             global_index(neighbors),
             w1,
             layers,
-            store=stored_dtype(),
+            store=store,
             precision=product_precision(),
         )
         return out.unflatten(0, x.shape[:2])

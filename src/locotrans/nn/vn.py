@@ -140,12 +140,12 @@ class VNLayer(nn.Module):
         channels = self.linear.in_features
         if mean is None:
             v, parts = fill_channels(v, *self.parts)
-            return F.linear(v, pack_layer(*weights, parts).to(v.dtype)), None
+            return F.linear(v, pack_layer(*weights, parts, v.dtype)), None
         v, _ = fill_channels(v, channels // 2)
         mean, _ = fill_channels(mean, channels // 2)
-        first, second = pack_halves(*weights)
+        first, second = pack_halves(*weights, v.dtype)
         offset = F.linear(mean, second)
-        return F.linear(v, first.to(v.dtype)), offset.expand(*v.shape[:-3], 1, -1, -1)
+        return F.linear(v, first), offset.expand(*v.shape[:-3], 1, -1, -1)
 
 
 def vn_linear(
