@@ -1,4 +1,4 @@
-r"""Products once a point of a relative-pose edge convolution, with their weights made by one kernel.
+r"""Products once a point of a relative-pose edge convolution; one kernel makes their weights.
 
 ``x_j = B x`` and ``z_r = (W2 - W1) x`` (see `rpr`) need the weights B and W2 - W1 in the type of x,
 the convolution needs W1; backward, all of their gradients come together. One launch each way

@@ -127,11 +127,11 @@ class _Pack(torch.autograd.Function):
             "WIDTHS": widths, "HALVES": len(dtypes), "DIFFERENCE": edges, "WIDE": wide, "C": C,
             "num_warps": max(1, min(16, C // 32)),
         }  # fmt: skip
+        packed: Any = tuple(linear.new_empty(rows, wide, dtype=x) for x in dtypes)
+        parts = packed
         if edges:
-            packed = linear.new_empty(2 * rows, wide, dtype=dtypes[0])
+            packed = linear.new_empty(2 * rows, wide)
             parts = packed.split(rows)
-        else:
-            parts = packed = tuple(linear.new_empty(rows, wide, dtype=x) for x in dtypes)
         _pack[(triton.cdiv(rows, 8),)](
             linear, linear if direction is None else direction, parts[0], parts[-1],
             *ctx.arguments, **ctx.constants,
