@@ -143,7 +143,6 @@ def load_hdf5(
     *,
     root: Path | None = None,
     points: int = 1024,
-    shapes: int | None = None,
     seed: int = 0,
     up: str = "z",
 ) -> CloudSet:
@@ -153,7 +152,6 @@ def load_hdf5(
         split: Whatever stands before ``.h5``.
         root: The folder.
         points: Points of each shape.
-        shapes: Not used here.
         seed: Seed of the choice of points.
         up: The axis that points up: the files do not say.
     """

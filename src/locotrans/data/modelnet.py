@@ -58,7 +58,6 @@ def load_modelnet40(
     *,
     root: Path | None = None,
     points: int = 1024,
-    shapes: int | None = None,
     seed: int = 0,
     variant: str = "",
     up: str = "",
@@ -73,7 +72,6 @@ def load_modelnet40(
         split: "train" or "test".
         root: Folder that holds the release's folder, or that folder.
         points: Points of each shape.
-        shapes: Not used here.
         seed: Seed of the points on the meshes.
         variant: "hdf5", "text" or "off"; by default the first that is there.
         up: Another up axis than the release's, for files that were turned.

@@ -29,7 +29,6 @@ def load_folder(
     *,
     root: Path | None = None,
     points: int = 1024,
-    shapes: int | None = None,
     seed: int = 0,
     up: str = "z",
     share: float = 0.8,
@@ -41,7 +40,6 @@ def load_folder(
         split: "train" or "test".
         root: The folder.
         points: Points of each shape; a file of fewer repeats some.
-        shapes: Not used here.
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where no folders say which.
@@ -56,7 +54,6 @@ def load_csv(
     *,
     root: Path | None = None,
     points: int = 1024,
-    shapes: int | None = None,
     seed: int = 0,
     up: str = "z",
     share: float = 0.8,
@@ -70,7 +67,6 @@ def load_csv(
         split: "train" or "test".
         root: The table, or a folder that holds one ``.csv`` file.
         points: Points of each shape; a file of fewer repeats some.
-        shapes: Not used here.
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where the table has no ``split``.

@@ -10,6 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -23,14 +24,13 @@ COMMON = ("split", "root", "points", "shapes", "seed")
 
 @runtime_checkable
 class Loader(Protocol):
-    """What a data set has to be: a function from a split and its sizes to a `CloudSet`.
+    """What a data set has to be: a function from a split and its size to a `CloudSet`.
 
-    Further keyword arguments with a default (a text or a number) are settings of the data set.
+    A set that is generated takes ``shapes`` besides, how many. Further keyword arguments with a
+    default (a text or a number) are settings of the data set.
     """
 
-    def __call__(
-        self, split: str, *, root: Path | None, points: int, shapes: int | None, seed: int
-    ) -> CloudSet:
+    def __call__(self, split: str, *, root: Path | None, points: int, seed: int) -> CloudSet:
         """Load a split; the arguments are those of `load_dataset`."""
         ...
 
@@ -96,7 +96,9 @@ def load_dataset(
     typed = _typed_settings(base, {**options, **settings})
     folder = None if root is None else Path(root)
     loader: Callable[..., CloudSet] = _LOADERS[base]
-    clouds = loader(split, root=folder, points=points, shapes=shapes, seed=seed, **typed)
+    if "shapes" in inspect.signature(loader).parameters:
+        loader = partial(loader, shapes=shapes)
+    clouds = loader(split, root=folder, points=points, seed=seed, **typed)
     shown = {**typed, **({"seed": seed} if "seed" in parse_name(name)[1] else {})}
     kept = [f"{key}={_as_text(value)}" for key, value in sorted(shown.items()) if key != "variant"]
     if kept:

@@ -44,7 +44,6 @@ def load_s3dis(
     *,
     root: Path | None = None,
     points: int = 4096,
-    shapes: int | None = None,
     seed: int = 0,
     variant: str = "",
     block: float = 1.0,
@@ -57,7 +56,6 @@ def load_s3dis(
         split: "train" or "test".
         root: Folder that holds ``stanford_indoor3d``, or that folder.
         points: Points of each block; a block of fewer repeats some.
-        shapes: Not used here.
         seed: Seed of the choice of points.
         variant: "area5" tests on area 5 and trains on the others, and so on for 1 to 6. Without
             it the rooms are split by the folder's ``rooms_split.json``.

@@ -33,7 +33,6 @@ def load_scanobjectnn(
     *,
     root: Path | None = None,
     points: int = 1024,
-    shapes: int | None = None,
     seed: int = 0,
     variant: str = "",
     up: str = "y",
@@ -46,7 +45,6 @@ def load_scanobjectnn(
         split: "train" or "test".
         root: Folder that holds ``h5_files``, or that folder.
         points: Points of each shape, of 2,048.
-        shapes: Not used here.
         seed: Seed of the choice of points: the files' order is not random.
         variant: "obj_only", "obj_bg" or "pb_t50_rs", the three that papers report; or "pb_t25",
             "pb_t25_r", "pb_t50_r". There is no default: figures of different variants do not

@@ -51,7 +51,6 @@ def load_shapenetpart(
     *,
     root: Path | None = None,
     points: int = 2048,
-    shapes: int | None = None,
     seed: int = 0,
     variant: str = "",
     up: str = "y",
@@ -66,7 +65,6 @@ def load_shapenetpart(
         root: Folder that holds the release's folder, or that folder.
         points: Points of each shape. The text releases have about 2,600, some fewer: those repeat
             points.
-        shapes: Not used here.
         seed: Seed of the choice of points.
         variant: "hdf5", "normal" or "pts"; by default the first that is there.
         up: The axis that points up.
