@@ -89,14 +89,21 @@ def test_segmenters_in_mixed_precision(name):
     model = create_model(name, 50, dropout=0.0).cuda().train()
     points = load_dataset("builtin", "test", shapes=8).points.cuda()
     category = torch.arange(8, device="cuda")
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.momentum = 1.0
+    with kernels("off"), torch.no_grad():
+        model(points, category)
+    # by given statistics: those of a batch magnify any rounding in a fresh network
     logits = []
     for setting, mixed in (("off", False), ("auto", True)):
         with kernels(setting), torch.autocast("cuda", torch.bfloat16, enabled=mixed):
-            logits.append(model(points, category).logits)
-    logits[1].float().square().mean().backward()
+            logits.append(model.eval()(points, category).logits)
     found = change(logits[1], logits[0])
     print(name, found)
     assert found < 0.1
+    with torch.autocast("cuda", torch.bfloat16):
+        model.train()(points, category).logits.float().square().mean().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -117,24 +124,47 @@ def test_rotations_change_rounding_only(name):
     assert max(found.values()) < 1e-2  # where neighbours tie nearly, rounding chooses
 
 
+def losses_of_training(name, setting, precision, *, backwards=False):
+    """Train 200 steps; return the means of every 20 losses."""
+    data = load_dataset("builtin", "train", shapes=320)
+    with kernels(setting):
+        torch.manual_seed(0)
+        model = create_model(NETWORKS[name], 20, dropout=0.0).cuda().train()
+        config = TrainConfig(precision=precision, lr=0.01)
+        step, losses = Step(model, config, torch.device("cuda")), []
+        batches = torch.Generator().manual_seed(0)
+        for _ in range(200):
+            chosen = torch.randint(len(data.labels), (16,), generator=batches)
+            chosen = chosen.flip(0) if backwards else chosen
+            figures = step(data.points[chosen].cuda(), data.labels[chosen].cuda(), config.lr)
+            losses.append(figures["total"])
+    return torch.stack(losses).cpu().view(10, 20).mean(1)
+
+
+@pytest.fixture(scope="module")
+def plain_losses():
+    """Twice: with the shapes of a batch in another order, sums are rounded differently."""
+    found = {}
+
+    def both(name):
+        if name not in found:
+            found[name] = [
+                losses_of_training(name, "off", "float32", backwards=x) for x in (False, True)
+            ]
+        return found[name]
+
+    return both
+
+
 @pytest.mark.parametrize("precision", ["float32", "mixed"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_losses_follow_those_of_the_plain_code(name, precision):
-    data = load_dataset("builtin", "train", shapes=320)
-    curves = {}
-    for setting, kind in (("off", "float32"), ("auto", precision)):
-        with kernels(setting):
-            torch.manual_seed(0)
-            model = create_model(NETWORKS[name], 20, dropout=0.0).cuda().train()
-            config = TrainConfig(precision=kind, lr=0.01)
-            step, losses = Step(model, config, torch.device("cuda")), []
-            batches = torch.Generator().manual_seed(0)
-            for _ in range(200):
-                chosen = torch.randint(len(data.labels), (16,), generator=batches)
-                figures = step(data.points[chosen].cuda(), data.labels[chosen].cuda(), config.lr)
-                losses.append(figures["total"])
-        curves[setting] = torch.stack(losses).cpu().view(10, 20).mean(1)
-    apart = ((curves["auto"] - curves["off"]).abs() / curves["off"]).tolist()
-    print(name, precision, [round(x, 4) for x in apart], curves["off"].tolist())
-    assert curves["off"][-1] < 0.9 * curves["off"][0]
-    assert max(apart) < 0.05
+def test_losses_follow_those_of_the_plain_code(name, precision, plain_losses):
+    plain, again = plain_losses(name)
+    fast = losses_of_training(name, "auto", precision)
+    apart = (fast - plain).abs() / plain
+    # rounding alone sends training other ways: plain code in another order is so far from itself
+    alone = ((again - plain).abs() / plain).cummax(0).values
+    print(name, precision, *([round(x, 4) for x in y.tolist()] for y in (apart, alone, plain)))
+    assert plain[-1] < 0.9 * plain[0]
+    assert (apart < 0.03 + 2 * alone).all()
+    assert alone.max() < 0.1

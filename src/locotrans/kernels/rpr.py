@@ -144,8 +144,11 @@ class _RPRConv(torch.autograd.Function):
         parameters = 2 * norms - 8
         saved = Saved._make([*tensors[:9], tensors[9:norms], tensors[norms:parameters]])
         vectors = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        plan = ctx.plan
+        if plan.precision == "tf32x3":  # takes twice the time of plain float32 here
+            plan = plan._replace(precision="ieee")
         with torch.cuda.device_of(grad):
-            points, weights = run_backward(ctx.plan, saved, tensors[parameters:], grad, vectors)
+            points, weights = run_backward(plan, saved, tensors[parameters:], grad, vectors)
         unpadded = [
             None if x is None or like is None else x[..., : like[0]].to(like[1])
             for x, like in zip(points, ctx.inputs, strict=True)
