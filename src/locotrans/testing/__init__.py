@@ -61,13 +61,8 @@ def assert_invariant(
         The largest relative error.
     """
     _check_points(points)
-    matrices = rotation_matrices(rotations, seed)
-
-    def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, R in enumerate(matrices):
-            yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), _same
-
-    return _compare(model, points, transformed(), "invariant", output, seed, tolerance)
+    cases = _turned(points, rotations, seed, lambda R: _same)
+    return _compare(model, points, cases, "invariant", output, seed, tolerance)
 
 
 def assert_equivariant(
@@ -96,7 +91,6 @@ def assert_equivariant(
         The largest relative error.
     """
     _check_points(points)
-    matrices = rotation_matrices(rotations, seed)
 
     def rotate(R: Tensor) -> _Change:
         def change(name: str, x: Tensor) -> Tensor:
@@ -110,12 +104,9 @@ def assert_equivariant(
 
         return change
 
-    def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, R in enumerate(matrices):
-            yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), rotate(R)
-
+    cases = _turned(points, rotations, seed, rotate)
     return _compare(
-        model, points, transformed(), "equivariant", output, seed, tolerance, prefer_logits=False
+        model, points, cases, "equivariant", output, seed, tolerance, prefer_logits=False
     )
 
 
@@ -142,12 +133,8 @@ def assert_permutation_invariant(
         The largest relative error.
     """
     _check_points(points)
-
-    def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, order in enumerate(random_orders(points, permutations, seed)):
-            yield f"permutation {i + 1} of {permutations}", points[:, order], _same
-
-    return _compare(model, points, transformed(), "permutation-invariant", output, seed, tolerance)
+    cases = _reordered(points, permutations, seed, lambda order: _same)
+    return _compare(model, points, cases, "permutation-invariant", output, seed, tolerance)
 
 
 def assert_permutation_equivariant(
@@ -187,14 +174,9 @@ def assert_permutation_equivariant(
 
         return change
 
-    def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
-        for i, order in enumerate(random_orders(points, permutations, seed)):
-            yield f"permutation {i + 1} of {permutations}", points[:, order], reorder(order)
-
+    cases = _reordered(points, permutations, seed, reorder)
     kind = "permutation-equivariant"
-    return _compare(
-        model, points, transformed(), kind, output, seed, tolerance, prefer_logits=False
-    )
+    return _compare(model, points, cases, kind, output, seed, tolerance, prefer_logits=False)
 
 
 def assert_batch_independent(
@@ -229,7 +211,7 @@ def assert_batch_independent(
     def only(i: int) -> _Change:
         return lambda name, x: x[i : i + 1]
 
-    def transformed() -> Iterator[tuple[str, Tensor, _Change]]:
+    def cases() -> Iterator[_Case]:
         for i in range(points.shape[0]):
             cloud = points[i : i + 1]
             yield f"cloud {i} alone", cloud, only(i)
@@ -241,7 +223,7 @@ def assert_batch_independent(
         for module in modules:
             module.eval()
         kind = "independent of its batch"
-        return _compare(model, points, transformed(), kind, output, seed, tolerance, first_row=True)
+        return _compare(model, points, cases(), kind, output, seed, tolerance, first_row=True)
     finally:
         for part, training in modes:
             part.training = training
@@ -249,16 +231,32 @@ def assert_batch_independent(
 
 # how the expected answer follows from the one for the clouds as they were
 _Change = Callable[[str, Tensor], Tensor]
+_Case = tuple[str, Tensor, _Change]  # what is done, the clouds then, and their answer
 
 
 def _same(name: str, x: Tensor) -> Tensor:
     return x
 
 
+def _turned(
+    points: Tensor, rotations: int | Tensor, seed: int, change: Callable[[Tensor], _Change]
+) -> Iterator[_Case]:
+    matrices = rotation_matrices(rotations, seed)
+    for i, R in enumerate(matrices):
+        yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), change(R)
+
+
+def _reordered(
+    points: Tensor, permutations: int, seed: int, change: Callable[[Tensor], _Change]
+) -> Iterator[_Case]:
+    for i, order in enumerate(random_orders(points, permutations, seed)):
+        yield f"permutation {i + 1} of {permutations}", points[:, order], change(order)
+
+
 def _compare(
     model: Model,
     points: Tensor,
-    transformed: Iterator[tuple[str, Tensor, _Change]],
+    cases: Iterator[_Case],
     kind: str,
     output: Output,
     seed: int,
@@ -273,7 +271,7 @@ def _compare(
     worst, where = 0.0, ""
     with undisturbed(model, points):
         reference = ask(model, points, output, seed, prefer_logits)
-        for what, clouds, change in transformed:
+        for what, clouds, change in cases:
             answer = ask(model, clouds, output, seed, prefer_logits)
             if answer.keys() != reference.keys():
                 raise AssertionError(f"the answer has other parts under {what}")
