@@ -3,6 +3,7 @@
 import copy
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import alignment
 import compare
 import fuzz_readers
+import index_shapes
 import kernel_timing
 import network_timing
 import numerics
@@ -302,6 +304,19 @@ def test_predict_on_many_files(tmp_path, monkeypatch):
     assert (result["rows"], result["failed"], result["readers"]) == (24, 3, 0)
     assert result["reading, processor s"] > 0
     assert all(0 < row["network"] < 1e5 for row in result["MiB"])
+
+
+def test_index_of_many_shapes(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_shapes, "create_model", partial(create_model, k=4))
+    out = tmp_path / "index.json"
+    flags = ["--shapes=40", "--points=24", "--queries=12", "--device=cpu", "--out", str(out)]
+    result = index_shapes.main(flags)
+    assert json.loads(out.read_text())["results"] == result
+    assert result["shapes"] == 40
+    assert result["queries"] == 12
+    assert result["found first"] == 1
+    assert 0 < result["search, ms"] < 50
+    assert result["MiB"][-1]["network"] > 50
 
 
 def test_fuzzing_leaves_a_record(tmp_path):
