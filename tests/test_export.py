@@ -21,6 +21,7 @@ from locotrans.export import (
     latency,
     load_exported,
     plain_code,
+    with_category,
 )
 from locotrans.geometry.neighbors import gather, knn, knn_features
 from locotrans.models import create_model
@@ -122,23 +123,59 @@ SMALL |= {"vector_widths": (4, 5), "vector_embedding": 8}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["locotrans_dgcnn", "locotrans_dgcnn_light", "locotrans_dgcnn_partseg_light"]
+    "name",
+    [
+        "locotrans_dgcnn",
+        "locotrans_dgcnn_light",
+        "locotrans_dgcnn_partseg",
+        "locotrans_dgcnn_partseg_light",
+    ],
 )
 def test_networks_as_onnx(name, tmp_path, capsys):
     heads = "head_widths=16,16,8" if "partseg" in name else "head_widths=16,8"
     options = [f"{key}={value}".replace("(", "").replace(")", "") for key, value in SMALL.items()]
     options = [option.replace(" ", "") for option in options] + [heads]
     path, report = tmp_path / "network.onnx", tmp_path / "report.json"
-    main(
-        ["export", name, str(path), "--classes", "5", "--json", str(report), "--options", *options]
-    )
+    files = [tmp_path / f"{number}.npy" for number in range(3)]
+    shapes = load_dataset("builtin", "train", points=80, shapes=3).points.numpy()
+    for file, shape in zip(files, shapes, strict=True):
+        np.save(file, shape)
+    flags = ["--classes", "5", "--json", str(report)]
+    main(["export", name, str(path), *map(str, files), *flags, "--options", *options])
     assert "passes" in capsys.readouterr().out
     read = json.loads(report.read_text())
     assert max(row["error"] for row in read["comparison"]) <= TOLERANCE
     assert read["certificate"]["passed"] is True
-    assert {row["batch"] for row in read["latency"]} == {1, 8}
+    given = [
+        (row["batch"], row["points"]) for row in read["comparison"] if row["clouds"] == "given"
+    ]
+    assert given == [(3, 64), (1, 64)]
+    assert "3 files" in read["certificate"]["clouds"]
+    sizes = [(row["batch"], row["points"]) for row in read["latency"]]
+    assert sizes == [(1, 64), (8, 64), (1, 1024)]
     properties = {x.key: x.value for x in onnx.load(path).metadata_props}
     assert json.loads(properties["locotrans"])["model"] == name
+
+
+def test_a_file_is_given_the_category_of_each_cloud(tmp_path):
+    helper, kinds = onnx.helper, onnx.TensorProto
+    inputs = [
+        helper.make_tensor_value_info("points", kinds.FLOAT, [2, "n", 3]),
+        helper.make_tensor_value_info("category", kinds.INT64, [2]),
+    ]
+    answer = helper.make_tensor_value_info("category_back", kinds.FLOAT, [2])
+    cast = helper.make_node("Cast", ["category"], ["category_back"], to=kinds.FLOAT)
+    graph = helper.make_graph([cast], "category", inputs, [answer])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "category.onnx")
+    (back,) = load_exported(tmp_path / "category.onnx")(
+        torch.randn(3, 5, 3), torch.tensor([4, 1, 7])
+    )
+    assert back.tolist() == [4, 1, 7]
+    (back,) = load_exported(tmp_path / "category.onnx")(torch.randn(3, 5, 3))
+    assert back.tolist() == [0, 0, 0]
+    network = create_model("dgcnn_partseg", 4, k=4, categories=2)
+    assert with_category(network, torch.randn(5, 6, 3))[1].tolist() == [0, 1, 0, 1, 0]
 
 
 def simple_file(path, shape, kind=onnx.TensorProto.FLOAT):

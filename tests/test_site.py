@@ -29,6 +29,14 @@ def test_examples_are_shown_and_pictures_exist():
                 assert (page.parent / line.split()[1]).is_file(), f"{page}: {line}"
 
 
+def test_commands_are_those_of_the_readme():
+    """Whose commands are run."""
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / "tools.md").read_text(), re.DOTALL)
+    commands = "".join(blocks).splitlines()
+    assert len(commands) > 5
+    assert set(commands) <= set((DOCS.parent / "README.md").read_text().splitlines())
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("sphinx", reason="the extra docs is not installed")

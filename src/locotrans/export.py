@@ -98,18 +98,17 @@ def export_network(
 
 
 def example(network: nn.Module, batch: int, points: int) -> tuple[Tensor, ...]:
-    """Return random clouds, and the first category for each where a network wants one."""
+    """Return random clouds, and a category for each where a network wants one."""
     clouds = torch.randn(batch, points, 3, generator=torch.Generator().manual_seed(0))
     return with_category(network, clouds)
 
 
 def with_category(network: nn.Module, points: Float[Tensor, "b n 3"]) -> tuple[Tensor, ...]:
-    """Return the inputs of a network: points, and the first category for each cloud."""
+    """Return the inputs of a network: points, and categories that take turns."""
     if getattr(network.config, "colors", False):
         raise ValueError("networks with colours cannot be exported")
-    if not getattr(network.config, "categories", 0):
-        return (points,)
-    return points, torch.zeros(len(points), dtype=torch.long)
+    categories = getattr(network.config, "categories", 0)
+    return (points, torch.arange(len(points)) % categories) if categories else (points,)
 
 
 def least_points(network: nn.Module) -> int:
@@ -123,7 +122,7 @@ def load_exported(path: Path) -> Callable[..., tuple[Tensor, ...]]:
         file = OnnxNetwork(path)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
-            return tuple(file(inputs[0]).values())
+            return tuple(file(*inputs).values())
 
         return run
     module = torch.export.load(path).module()
@@ -133,7 +132,14 @@ def load_exported(path: Path) -> Callable[..., tuple[Tensor, ...]]:
 def compare(
     network: nn.Module, path: Path, outputs: Sequence[str], clouds: Float[Tensor, "b n 3"]
 ) -> list[Comparison]:
-    """Run a file against its network, on random clouds of several sizes and on the given ones."""
+    """Run a file against its network, on random clouds of several sizes and on given ones.
+
+    Args:
+        network: what the file was made of.
+        path: the file.
+        outputs: names of its outputs.
+        clouds: taken all together, and the first alone.
+    """
     file, k = load_exported(path), least_points(network)
     network = network.eval()
     sizes = ((1, k), (3, k + 1), (2, 4 * k + 1), (5, 100 + k))

@@ -203,7 +203,7 @@ def test_a_file_that_is_sent_is_read_and_removed(server, tmp_path, monkeypatch):
 BROKEN = {
     "a.ply": (b"ply\nformat ascii 1.0\nelement vertex", "a.ply"),
     "b.npy": (b"", "is empty"),
-    "c.doc": (b"what is this", "format is unknown"),
+    "c.doc": (b"what is this", "format is unknown (suffix '.doc')"),
     "d.npz": (b"PK\x03\x04" + bytes(100), "d.npz"),
     "e.xyz": (b"1 2 nan\n" * 9, "e.xyz"),
     "f.npy": (b"\x93NUMPY" + bytes(20), "f.npy"),
@@ -363,7 +363,16 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is for scenes" in error_of(["view", cloud, "--weights", semseg], capsys)
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """A program started in the background of a script ignores SIGINT, and so do its tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_ends_it_cleanly(folder, capsys):
     viewer, number = make_viewer(folder, "ours")
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -414,10 +423,11 @@ def browser():
         browser.close()
 
 
-def open_page(browser, url):
-    """Open a page that may reach nothing but itself; errors of its script are collected."""
-    page = browser.new_page(viewport={"width": 1100, "height": 700})
-    page.errors = []
+def open_page(browser, url, offline=False):
+    """Open a page; what it asks for and errors of its script are collected."""
+    page = browser.new_page(viewport={"width": 1100, "height": 700}, offline=offline)
+    page.errors, page.asked = [], []
+    page.on("request", lambda request: page.asked.append(request.url))
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.on("console", lambda note: note.type == "error" and page.errors.append(note.text))
     page.goto(url)
@@ -433,6 +443,17 @@ def drawn(page, network):
     canvas = page.locator(f'article[data-network="{network}"] canvas').first
     image = imread(io.BytesIO(canvas.screenshot()), format="png")[..., :3]
     return np.abs(image - np.array([250, 251, 252]) / 255).max(-1) > 0.1
+
+
+def drop(page, name, text):
+    """Drop a file on the page."""
+    script = """([text, name]) => {
+        const data = new DataTransfer();
+        data.items.add(new File([text], name));
+        return data;
+    }"""
+    data = page.evaluate_handle(script, [text, name])
+    page.dispatch_event("main", "drop", {"dataTransfer": data})
 
 
 def drag(page):
@@ -475,24 +496,19 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     assert all(re.search(r"u1 -?\d\.\d+ u2 -?\d\.\d+ u3", text) for text in captions if text)
     assert page.locator("canvas").count() == 3
 
-    broken = tmp_path / "broken.ply"
-    broken.write_bytes(b"ply\nnot a ply at all\n")
-    page.set_input_files("#file", broken)
+    drop(page, "broken.ply", "ply\nnot a ply at all\n")
     page.wait_for_selector("#error:visible")
     assert "broken.ply" in page.inner_text("#error")
+    chosen = tmp_path / "chosen.npy"
+    chosen.write_bytes(b"")
+    page.set_input_files("#file", chosen)
+    page.wait_for_selector("#error:has-text('chosen.npy')")
     assert page.inner_text("#name") == "cloud.npy"
     page.click("#random")  # it goes on
     page.wait_for_selector('body[data-answered="4"]')
     file = io.StringIO()
     np.savetxt(file, np.random.default_rng(0).normal(size=(60, 3)))
-    script = """text => {
-        const data = new DataTransfer();
-        data.items.add(new File([text], "other.xyz"));
-        return data;
-    }"""
-    page.dispatch_event(
-        "main", "drop", {"dataTransfer": page.evaluate_handle(script, file.getvalue())}
-    )
+    drop(page, "other.xyz", file.getvalue())
     page.wait_for_selector("#name:text-is('other.xyz')")
     assert page.locator("#error").is_hidden()
     page.locator('[data-axis="1"]').fill("50")
@@ -507,6 +523,24 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     page.wait_for_selector('body:not([data-answered="5"])')
     assert page.locator('article[data-network="0"]').get_attribute("data-stays") == "true"
     assert [text for text in page.errors if "400" not in text] == []
+    assert all(url.startswith(server.url) for url in page.asked)
+    page.close()
+
+
+@pytest.mark.slow
+def test_a_late_answer_is_not_shown_for_another_file(browser, server):
+    page = open_page(browser, server.url)
+    late = []
+    page.route("**/answer", lambda route: late.append(route))  # kept back
+    page.click("#random")
+    page.wait_for_function("document.getElementById('status').textContent !== ''")
+    drop(page, "other.xyz", "\n".join(f"{i} {i * i % 7} {i % 3}" for i in range(40)))
+    page.wait_for_selector("#name:text-is('other.xyz')")
+    (route,) = late
+    route.continue_()
+    page.wait_for_selector('body[data-answered="1"]')
+    assert "own pose" in page.locator('article[data-network="0"]').inner_text()
+    assert page.evaluate("answers === scene.answers")
     page.close()
 
 
@@ -514,7 +548,7 @@ def test_the_saved_page_in_a_browser(browser, folder, tmp_path):
     viewer, number = make_viewer(folder, "parts", "dgcnn")
     path = Path(tmp_path, "saved.html")
     path.write_text(saved_page(viewer, number, poses=3))
-    page = open_page(browser, path.as_uri())
+    page = open_page(browser, path.as_uri(), offline=True)
     assert drawn(page, 0).mean() > 0.005
     assert "4 poses: its own and 3 random ones" in page.inner_text("#status")
     assert page.locator("#choose").is_hidden()
@@ -524,4 +558,5 @@ def test_the_saved_page_in_a_browser(browser, folder, tmp_path):
         kept = re.search(r"([\d.]+)% of the points keep their part", card.inner_text())
         assert float(kept[1]) > 98
     assert page.errors == []
+    assert page.asked == [path.as_uri()]
     page.close()

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 INSTALL = 'pip install "locotrans[export]"'
@@ -36,8 +35,8 @@ def open_session(path: Path) -> Any:
 class OnnxNetwork:
     """The network of an ONNX file, whose first input is points (b, n, 3) in float32.
 
-    A second input, whole numbers (b), is taken for the category of each shape: 0 is given. Where
-    the file fixes the batch, clouds are sent in batches of that size; where it fixes the number of
+    A second input, whole numbers (b), is taken for the category of each shape. Where the file fixes
+    the batch, clouds are sent in batches of that size; where it fixes the number of
     points, ``fixed_points`` says so.
     """
 
@@ -61,8 +60,15 @@ class OnnxNetwork:
         self.fixed_batch = shape[0] if isinstance(shape[0], int) else None
         self.fixed_points = shape[1] if isinstance(shape[1], int) else None
 
-    def __call__(self, points: Float[Tensor, "b n 3"]) -> dict[str, Tensor]:
-        """Return the outputs by name; an input that is not float32 is refused."""
+    def __call__(
+        self, points: Float[Tensor, "b n 3"], category: Int[Tensor, "b"] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the outputs by name; an input that is not float32 is refused.
+
+        Args:
+            points: the clouds.
+            category: of each, where the file wants one; by default the first, 0.
+        """
         if points.dtype != torch.float32:
             raise ValueError(f"an ONNX file takes float32, got {points.dtype}")
         if self.fixed_points is not None and points.shape[1] != self.fixed_points:
@@ -70,12 +76,15 @@ class OnnxNetwork:
                 f"the file takes clouds of {self.fixed_points} points, got {points.shape[1]}"
             )
         size = self.fixed_batch or len(points)
+        if category is None:
+            category = torch.zeros(len(points), dtype=torch.long)
         parts = []
-        for chunk in points.split(size):
+        for chunk, kinds in zip(points.split(size), category.split(size), strict=True):
             short = size - len(chunk)  # a fixed batch is filled up
             full = torch.cat([chunk, chunk[:1].expand(short, -1, -1)]) if short else chunk
             feed = {self.input: full.contiguous().numpy()}
-            feed |= {name: np.zeros(len(full), dtype=np.int64) for name in self.categories}
+            known = torch.cat([kinds, kinds[:1].expand(short)]).numpy()
+            feed |= dict.fromkeys(self.categories, known)
             answer = self.session.run(self.names, feed)
             parts.append([torch.from_numpy(x)[: len(chunk)] for x in answer])
         return {

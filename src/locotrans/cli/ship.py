@@ -106,6 +106,7 @@ def certify(
 def export(
     target: tyro.conf.Positional[str],
     out: tyro.conf.Positional[Path],
+    files: tyro.conf.Positional[tuple[Path, ...]] = (),
     /,
     outputs: tuple[str, ...] = ("logits",),
     points: int = 64,
@@ -122,8 +123,9 @@ def export(
     Args:
         target: Run folder, .safetensors file, or model (see `locotrans list`).
         out: File to write, .onnx (with the extra export) or .pt2.
+        files: Clouds to try it on, beside random ones; by default four built-in shapes.
         outputs: What the file gives: logits embedding point_features vectors frames.
-        points: Points of the built-in clouds that it is tried on.
+        points: Points of each of these clouds.
         radius: Guarantee of the certificate's search for the worst rotation, in degrees.
         json: File to write the comparison, the times and the certificate to.
         options: Options of a named model as KEY=VALUE.
@@ -138,7 +140,7 @@ def export(
     from locotrans.training.record import environment, find_device, write_json
 
     network, facts = load_network(target, options, classes)
-    clouds, what = load_clouds([], shapes=4, points=points)
+    clouds, what = load_clouds(files, shapes=4, points=points)
     export_network(network, out, outputs=outputs, metadata=facts)
     console = Console()
     rows = compare(network, out, outputs, clouds)
@@ -148,7 +150,7 @@ def export(
     for row in rows:
         table.add_row(row.clouds, str(row.batch), str(row.points), f"{row.error:.1e}")
     console.print(table)
-    times = latency(network, out, [(1, points), (8, points)])
+    times = latency(network, out, [(1, points), (8, points), (1, 1024)])
     table = Table(title="processor time on the CPU, side by side")
     for column in ("batch", "points", "torch", "file", "torch / file"):
         table.add_column(column, justify="right")

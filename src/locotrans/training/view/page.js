@@ -286,6 +286,7 @@ async function ask() { // one question at a time; the last pose is always answer
     const question = { scene: scene.scene, rotation: asked, category: Number($("category").value || 0) };
     try {
       const got = await post("answer", JSON.stringify(question));
+      if (question.scene !== scene.scene) continue; // another file came meanwhile
       answers = got.answers;
       answered = asked;
       say();

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from locotrans.data.readers import FORMATS
 from locotrans.training.view.page import live_page
 from locotrans.training.view.scenes import Viewer, parse_rotation
 
@@ -116,9 +115,8 @@ class Handler(BaseHTTPRequestHandler):
         length = self._length(LIMIT)
         given = {k: v[0] for k, v in parse_qs(urlsplit(self.path).query).items()}
         name = Path(given.get("name", "")).name[-100:] or "file"
-        suffix = Path(name).suffix.lower()
         with tempfile.TemporaryDirectory(prefix="locotrans-view-") as folder:
-            path = Path(folder, "sent" + (suffix if suffix in FORMATS else ""))
+            path = Path(folder, "sent" + Path(name).suffix.lower())
             with path.open("wb") as file:
                 self._copy(length, file)
             number = self.server.viewer.open(path, name, given.get("category", ""))
