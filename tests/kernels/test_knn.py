@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.geometry.neighbors import knn, knn_features, point_rounding
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import knn as kernel
@@ -16,9 +16,10 @@ from locotrans.kernels.knn_features import (
 
 
 @pytest.fixture(autouse=True)
-def wide_programs(device, monkeypatch):
-    if device == "cpu":  # the interpreter takes one program, and one round, at a time
-        monkeypatch.setattr(kernel, "ROWS", 16)
+def short_programs(device, monkeypatch):
+    if device == "cpu":  # the interpreter takes one step, and one round, at a time
+        monkeypatch.setattr(kernel, "STEP", 16)
+        monkeypatch.setattr(kernel, "PERIOD", 13)
         monkeypatch.setattr(kernel, "ROUNDS", 3)
 
 
@@ -30,8 +31,21 @@ def fused(x, k, coordinates, device):
     return kernel.nearest(x.to(device), k, coordinates=coordinates).cpu()
 
 
+def fused_row(x, k, row, coordinates, device):
+    """The neighbours of one point of every cloud: the interpreter is slow."""
+    x = x.to(device)
+    out = torch.empty(*x.shape[:2], k, dtype=torch.int32, device=device)
+    if coordinates:
+        source, (slack, relative) = x.mT.contiguous(), point_rounding(x)
+    else:
+        left, right, slack = feature_factors(x)
+        source, relative = feature_distances(left[:, row : row + 1], right), RELATIVE
+    kernel._select(source, slack.contiguous(), relative, out, row, 1, coordinates=coordinates)
+    return out[:, row].cpu()
+
+
 @pytest.mark.parametrize(
-    ("n", "k", "columns"), [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (19, 5, 16), (18, 15, 16)]
+    ("n", "k", "columns"), [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (17, 5, 16)]
 )
 def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch, generator):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
@@ -73,6 +87,7 @@ COMPILED = [
     (2047, 40),
 ]
 COMPILED += [(2048, 1), (2048, 64)]  # minutes of the interpreter
+COMPILED += [(2049, 1), (4096, 20), (4200, 64), (5000, 127)]  # beyond what a warp holds
 INTERPRETED = pytest.mark.skipif(not torch.cuda.is_available(), reason="slow when interpreted")
 
 
@@ -86,8 +101,6 @@ def test_sizes_and_kinds_of_places(n, k, kind, device, generator):
     for given, coordinates, plain in ((x, True, knn(x, k)), (f, False, knn_features(f, k))):
         found = fused(given, k, coordinates, device)
         assert same_sets(found, plain)
-        if n <= kernel.COLUMNS:
-            assert (found.sort(-1).values.diff() > 0).all()
 
 
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
@@ -124,15 +137,78 @@ def test_candidates_come_from_all_blocks_of_columns(device, monkeypatch, generat
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
-@pytest.mark.parametrize(("n", "bad"), [(7, torch.nan), (7, 1e25), (20, 1e25)])
-def test_numbers_that_are_none_have_neighbors_too(n, bad, device, monkeypatch, generator):
-    monkeypatch.setattr(kernel, "COLUMNS", 16)  # the larger cloud is taken in blocks
-    x = torch.randn(1, n, 3, generator=generator)
+@pytest.mark.parametrize("bad", [torch.nan, 1e25])
+def test_numbers_that_are_none_have_neighbors_too(bad, device, generator):
+    x = torch.randn(1, 7, 3, generator=generator)
     x[0, 2] = bad
     for coordinates in (True, False):
         found = fused(x, 3, coordinates, device)
-        assert ((found >= 0) & (found < n)).all()
+        assert ((found >= 0) & (found < 7)).all()
         assert (found.sort(-1).values.diff() > 0).all()
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Take clouds of more than 16 points in steps of 16, and column i in group i % 13."""
+    monkeypatch.setattr(kernel, "COLUMNS", 16)
+    monkeypatch.setattr(kernel, "STEP", 16)
+    monkeypatch.setattr(kernel, "PERIOD", 13)
+    monkeypatch.setattr(kernel, "ROUNDS", 24)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("coordinates", [True, False])
+@pytest.mark.parametrize(
+    ("n", "k", "kind"), [(70, 5, "random"), (64, 5, "sorted"), (33, 5, "twice"), (18, 11, "random")]
+)
+def test_a_large_cloud_step_by_step(n, k, kind, coordinates, device, generator):
+    x = torch.randn(2, n, 3, generator=generator)
+    if kind == "sorted":
+        x = x.sort(1).values
+    if kind == "twice":  # of the two copies of the last neighbour the first has a place
+        x[:, 17:33] = x[:, :16]
+    plain = knn if coordinates else knn_features
+    for row in (16, n - 1):
+        found = fused_row(x, k, row, coordinates, device)
+        assert same_sets(found, plain(x, k)[:, row])
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_equal_points_of_a_large_cloud_go_by_index(coordinates, device):
+    x = torch.ones(1, 34, 3)  # as many as no list holds
+    found = fused_row(x, 3, 20, coordinates, device)
+    assert found.sort().values.tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.usefixtures("large")
+def test_near_points_of_one_group(device, generator):
+    x = torch.randn(1, 70, 3, generator=generator)
+    x[:, 3::13] = 9 + x[:, 3::13] / 100  # six, more than the four places of the list
+    assert same_sets(fused_row(x, 2, 3, True, device), knn(x, 2)[:, 3])
+
+
+@pytest.mark.usefixtures("large")
+def test_more_neighbors_than_groups(device, generator):
+    x = torch.randn(1, 34, 3, generator=generator)
+    assert same_sets(fused_row(x, 20, 7, True, device), knn(x, 20)[:, 7])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("bad", [torch.nan, 1e25])
+def test_numbers_that_are_none_are_far_in_a_large_cloud(bad, device, generator):
+    x = torch.randn(1, 20, 3, generator=generator)
+    x[:, 1:18] = bad
+    assert fused_row(x, 5, 18, True, device).sort().values.tolist() == [[0, 1, 2, 18, 19]]
+    found = fused_row(x, 5, 18, False, device)  # whose centre is none, too
+    assert ((found >= 0) & (found < 20)).all()
+    assert (found.sort(-1).values.diff() > 0).all()
+    x = torch.randn(1, 34, 3, generator=generator)
+    x[:, 5] = bad
+    found = fused_row(x, 4, 7, True, device)
+    assert 5 not in found
+    assert (found.sort(-1).values.diff() > 0).all()
 
 
 @pytest.mark.parametrize(("c", "size"), [(5, 1), (150, 1), (5, 1e-9), (150, 1e9), (600, 1)])

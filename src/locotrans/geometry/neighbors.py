@@ -7,7 +7,7 @@ every distance, would choose other neighbours wherever distances nearly tie, as 
 
 On a CPU any number of candidates may be tied. On other devices, and in exported programs, the first
 k + SPARE candidates are looked at and no more: to find out whether the last of them is still tied
-would make the host wait. (The fused kernels of a GPU have no such limit up to 2,048 points.)
+would make the host wait. (The fused kernels of a GPU have no such limit.)
 
 Distances are compared in float32 at least: what half precision rounds away are neighbours.
 """
