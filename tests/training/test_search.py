@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,10 +34,13 @@ OPTIONS = ("k=4", "widths=8,8", "vector_widths=4,4", "embedding=16", "vector_emb
 POINTS = 32
 
 
-def write_network(path, model=MODEL, seed=0, options=OPTIONS):
-    """Write fresh weights."""
+def write_network(path, model=MODEL, seed=0, options=OPTIONS, sameness=0.0):
+    """Write fresh weights; with ``sameness``, of a network that says nearly the same of all."""
     torch.manual_seed(seed)
     network = create_model(model, 20, **parse_options(model, options))
+    if sameness:
+        for branch in (network.equivariant_branch, network.invariant_branch):
+            branch.hidden.norm.bias.data += sameness
     facts = {"model": model, "config": to_json(network.config), "num_classes": 20}
     write_tensors(path, network.state_dict(), {**facts, "points": POINTS})
     return path
@@ -331,6 +335,40 @@ def test_duplicates_are_grouped(index, shapes, tmp_path, capsys):
     groups = json.loads((tmp_path / "same.json").read_text())["groups"]
     paths = [{row["path"] for row in group} for group in groups]
     assert paths == [{*map(str, copies[:2]), str(shapes[5])}, {str(copies[2]), str(shapes[6])}]
+
+
+@pytest.mark.parametrize("sameness", [0.0, 50.0])
+def test_different_shapes_of_one_class_are_no_repeats(sameness, tmp_path, capsys):
+    """By a fresh network, and by one whose embeddings are all within 0.01; but copies are."""
+    weights = write_network(tmp_path / "w.safetensors", sameness=sameness)
+    write_shapes(tmp_path / "all", 400, points=48)
+    folder = (tmp_path / "all/chair").rename(tmp_path / "shapes")
+    files = sorted(folder.iterdir())
+    assert len(files) == 20
+    build_index(folder, tmp_path / "index", weights)
+    capsys.readouterr()
+    search_duplicates(tmp_path / "index")
+    assert "0 groups; of 20 shapes, 0 repeat another" in capsys.readouterr().out
+    search_duplicates(tmp_path / "index", within=0.01)  # the twin: by embeddings alone
+    assert f"{'1 group' if sameness else '0 groups'}; of 20 shapes" in capsys.readouterr().out
+    rng = np.random.default_rng(0)
+    for number, file in enumerate(files):
+        copy = turned(file, file.with_name(f"copy_{file.name}"), number, scale=rng.uniform(0.1, 9))
+        np.save(copy, rng.permutation(np.load(copy)).astype(np.float32))
+    build_index(folder, tmp_path / "index")
+    search_duplicates(tmp_path / "index", json=tmp_path / "same.json")
+    groups = json.loads((tmp_path / "same.json").read_text())["groups"]
+    names = sorted(sorted(Path(row["path"]).name for row in group) for group in groups)
+    assert names == [[file.name, f"copy_{file.name}"] for file in files]
+
+
+def test_duplicates_of_a_file_that_is_gone_ask_for_an_update(index, shapes, tmp_path):
+    copy = turned(shapes[3], tmp_path / "shapes/copy.npy")
+    build_index(tmp_path / "shapes", index)
+    copy.unlink()
+    with pytest.raises(ValueError, match=r"copy\.npy: .*up to date by `locotrans index`, or"):
+        search_duplicates(index)
+    search_duplicates(index, within=0.01)
 
 
 def test_nearest_is_exact_where_products_round(generator):

@@ -104,7 +104,7 @@ def search(
     /,
     k: int = 10,
     duplicates: bool = False,
-    within: float = 0.01,
+    within: float | None = None,
     html: Path | None = None,
     json: Path | None = None,
     weights: Path | None = None,
@@ -118,8 +118,9 @@ def search(
         index: File that `locotrans index` wrote.
         file: Point cloud or mesh, in any pose.
         k: How many shapes to name.
-        duplicates: Instead of a file: list shapes that are the same but for pose and scale.
-        within: Distance up to which shapes count as the same.
+        duplicates: Instead of a file: list shapes whose points are the same but for pose, order
+            and scale.
+        within: Distance up to which --duplicates lists shapes that are alike, whatever their points.
         html: Page of pictures to write, one self-contained file.
         json: File to write the answer to.
         weights: Where the weights of the index are now, if they were moved.
