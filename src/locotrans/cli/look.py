@@ -120,7 +120,7 @@ def search(
         k: How many shapes to name.
         duplicates: Instead of a file: list shapes whose points are the same but for pose, order
             and scale.
-        within: Distance up to which --duplicates lists shapes that are alike, whatever their points.
+        within: Distance up to which --duplicates lists shapes, whatever their points.
         html: Page of pictures to write, one self-contained file.
         json: File to write the answer to.
         weights: Where the weights of the index are now, if they were moved.

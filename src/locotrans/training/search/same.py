@@ -31,6 +31,7 @@ class SamePoints:
         self.known: dict[int, Float64[np.ndarray, "ranks"]] = {}
 
     def __call__(self, first: int, second: int) -> bool:
+        """Tell whether two rows are of the same points."""
         difference = np.abs(self._distances(first) - self._distances(second))
         return bool(difference.max() <= TOLERANCE)
 
