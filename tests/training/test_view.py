@@ -20,7 +20,7 @@ import torch
 from locotrans.cli import main
 from locotrans.data import load_dataset
 from locotrans.geometry import random_rotations
-from locotrans.models import create_model
+from locotrans.models import create_model, pretrained
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.view import Viewer, ViewServer, load_viewed, saved_page
@@ -363,6 +363,13 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     assert "is for scenes" in error_of(["view", cloud, "--weights", semseg], capsys)
 
 
+def test_without_weights_it_says_how_to_come_by_some(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)  # where none are
+    error = error_of(["view", folder / "chair/cloud.npy"], capsys)
+    assert "no trained weights come with locotrans yet; name a run folder" in error
+    assert "`locotrans demo` trains a small network" in error
+
+
 @pytest.fixture
 def heeds_ctrl_c():
     """A program started in the background of a script ignores SIGINT, and so do its tests."""
@@ -466,7 +473,6 @@ def drag(page):
     page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
-@pytest.mark.slow
 def test_the_live_page_in_a_browser(browser, server, tmp_path):
     page = open_page(browser, server.url)
     answer = page.locator('article[data-network="0"]').get_attribute("data-answer")
@@ -527,7 +533,6 @@ def test_the_live_page_in_a_browser(browser, server, tmp_path):
     page.close()
 
 
-@pytest.mark.slow
 def test_a_late_answer_is_not_shown_for_another_file(browser, server):
     page = open_page(browser, server.url)
     late = []

@@ -5,11 +5,13 @@ from typing import Literal
 
 import tyro
 
+from locotrans.cli.shared import default_weights
+
 
 def view(
     path: tyro.conf.Positional[Path],
     /,
-    weights: Path,
+    weights: Path | None = None,
     against: Path | None = None,
     category: str | None = None,
     save: Path | None = None,
@@ -26,7 +28,8 @@ def view(
 
     Args:
         path: Point cloud or mesh.
-        weights: Run folder or weights file, of a classifier or of a network for parts.
+        weights: Run folder or weights file, of a classifier or of a network for parts; by default
+            those that come with locotrans, which has none yet.
         against: A second network to stand beside it, for example a DGCNN.
         category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
@@ -40,7 +43,7 @@ def view(
 
     show(
         path,
-        weights,
+        default_weights() if weights is None else weights,
         against=against,
         category=category,
         save=save,

@@ -99,7 +99,8 @@ def default_weights() -> Path:
     if not shipped:
         raise ValueError(
             "no trained weights come with locotrans yet; name a run folder of `locotrans train`, "
-            "or a .safetensors file (--weights)"
+            "or a .safetensors file (--weights); `locotrans demo` trains a small network in "
+            "minutes: --weights demo/seed_0/locotrans"
         )
     return shipped_file(Path(shipped[0]))
 

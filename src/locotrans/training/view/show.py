@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from locotrans.counting import counted
 from locotrans.training.record import find_device, write_atomically
 from locotrans.training.tasks import folder_category
 from locotrans.training.view.networks import load_viewed
@@ -57,4 +58,4 @@ def view(
         serve(viewer, number, host, port)
         return
     write_atomically(save, saved_page(viewer, number, poses).encode())
-    print(f"{save} shows {path.name} in its own pose and in {poses} random ones")
+    print(f"{save} shows {path.name} in its own pose and in {counted(poses, 'random one')}")
