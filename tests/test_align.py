@@ -1,6 +1,7 @@
 """The rotation between two poses of one object."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -119,18 +120,31 @@ def test_the_command(suffix, network, chair, tmp_path, capsys):
     report = tmp_path / "motion.json"
     flags = ["--weights", str(weights), "--points", "200", "--out", str(paths[2])]
     main(["align", str(paths[0]), str(paths[1]), *flags, "--json", str(report)])
-    assert "residual" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "residual" in said.out
+    assert "warning" not in said.err
     motion = json.loads(report.read_text())
+    assert motion["same_size"] is True
+    assert motion["scale"] == pytest.approx(1, abs=0.1)
     assert angle_of(np.array(motion["rotation"]) @ R.T) < 3
     expected = chair[:300] @ np.array(motion["rotation"]).T + motion["translation"]
     assert np.allclose(read_points(paths[2]), expected, atol=1e-6)
+    write_cloud(paths[1], 1.5 * chair[300:] @ R.T)  # in another unit
+    main(["align", str(paths[0]), str(paths[1]), *flags, "--json", str(report)])
+    said = capsys.readouterr().err
+    assert re.search(
+        rf"b{suffix} is 1\.\d+ times as large as .*a{suffix}, and the rotation may", said
+    )
+    motion = json.loads(report.read_text())
+    assert motion["same_size"] is False
+    assert motion["scale"] == pytest.approx(1.5, rel=0.1)
 
 
 def test_mistakes_are_named(chair, tmp_path):
     with pytest.raises(ValueError, match="PointClassifier has no equivariant branch"):
         align(create_model("dgcnn", 3), chair, chair)
-    with pytest.raises(ValueError, match="all points of the clouds are the same"):
-        align(create_model("dgcnn", 3), 0 * chair, 0 * chair)
+    with pytest.raises(ValueError, match="all points of the second cloud are the same"):
+        align(create_model("dgcnn", 3), chair, 0 * chair)
     with pytest.raises(ValueError, match="needs a network that classifies"):
         align(create_model("vn_dgcnn_partseg", 3), chair, chair)
     with pytest.raises(ValueError, match=r"must end in \.ply or \.npy"):

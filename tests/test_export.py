@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import math
 
 import jaxtyping
 import numpy as np
@@ -16,6 +17,7 @@ from locotrans.cli import main
 from locotrans.data import load_dataset
 from locotrans.export import (
     TOLERANCE,
+    Comparison,
     compare,
     export_network,
     latency,
@@ -140,21 +142,53 @@ def test_networks_as_onnx(name, tmp_path, capsys):
     shapes = load_dataset("builtin", "train", points=80, shapes=3).points.numpy()
     for file, shape in zip(files, shapes, strict=True):
         np.save(file, shape)
-    flags = ["--classes", "5", "--json", str(report)]
+    flags = ["--classes", "5", "--json", str(report), "--outputs", "logits", "frames"]
     main(["export", name, str(path), *map(str, files), *flags, "--options", *options])
     assert "passes" in capsys.readouterr().out
     read = json.loads(report.read_text())
-    assert max(row["error"] for row in read["comparison"]) <= TOLERANCE
+    logits, frames = (
+        [row for row in read["comparison"] if row["output"] == output]
+        for output in ("logits", "frames")
+    )
+    assert max(row["error"] for row in logits) <= TOLERANCE
+    for row in frames:
+        assert row["exact_error"] <= max(TOLERANCE, 3 * row["torch_error"])
     assert read["certificate"]["passed"] is True
-    given = [
-        (row["batch"], row["points"]) for row in read["comparison"] if row["clouds"] == "given"
-    ]
+    given = [(row["batch"], row["points"]) for row in logits if row["clouds"] == "given"]
     assert given == [(3, 64), (1, 64)]
     assert "3 files" in read["certificate"]["clouds"]
     sizes = [(row["batch"], row["points"]) for row in read["latency"]]
     assert sizes == [(1, 64), (8, 64), (1, 1024)]
     properties = {x.key: x.value for x in onnx.load(path).metadata_props}
     assert json.loads(properties["locotrans"])["model"] == name
+
+
+def test_frames_may_be_as_far_from_float64_as_torch_is(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    network = create_model("locotrans_dgcnn_light", 4, **SMALL, head_widths=(16, 8)).eval()
+    clouds = torch.randn(2, 20, 3)
+    monkeypatch.setattr("locotrans.export.DRAWS", 1)
+
+    def rows(noise):
+        def file(points):
+            answer = network(points)
+            return answer.logits + noise, answer.frames + 10 * noise
+
+        monkeypatch.setattr("locotrans.export.load_exported", lambda _: file)
+        return compare(network, tmp_path / "network.onnx", ("logits", "frames"), clouds)
+
+    right = rows(0.0)
+    assert all(row.passes and row.error == 0 for row in right)
+    assert {row.output for row in right if row.exact_error is None} == {"logits"}
+    for row in (row for row in right if row.output == "frames"):
+        assert 0 < row.exact_error <= row.torch_error < 1e-2
+    assert not any(row.passes for row in rows(1e-2))
+    facts = Comparison("given", 1, 20, "frames", error=4e-4, exact_error=3e-4, torch_error=1.5e-4)
+    assert facts.passes
+    assert not facts._replace(exact_error=5e-4).passes
+    assert facts._replace(exact_error=9e-5, torch_error=0.0).passes
+    assert not facts._replace(exact_error=None, torch_error=None).passes
+    assert not facts._replace(exact_error=math.inf, torch_error=math.inf).passes
 
 
 def test_a_file_is_given_the_category_of_each_cloud(tmp_path):

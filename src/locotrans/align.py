@@ -26,6 +26,7 @@ from locotrans.training.tasks import is_segmenter
 
 STEPS = 60  # of the refinement, at most
 POINTS = 4096  # that the refinement looks at, at most
+SCALE = 1.2  # of one cloud to the other, from which on they are hardly of one object in one unit
 KEPT = 0.9  # share of the pairs that count, the nearest ones
 
 Points = Float[np.ndarray, "n 3"]
@@ -40,6 +41,13 @@ class Alignment(NamedTuple):
     """Root mean square of the distances to the nearest point of the other cloud, both ways."""
     first_rotation: Float[np.ndarray, "3 3"]
     """The network's answer, before it was refined."""
+    scale: float
+    """Size of the second cloud over that of the first: root mean square distances to the center."""
+
+    @property
+    def same_size(self) -> bool:
+        """Whether they may be of one object in one unit; if not, the rotation may be wrong."""
+        return 1 / SCALE <= self.scale <= SCALE
 
     @property
     def degrees(self) -> float:
@@ -79,15 +87,17 @@ def align(
     seen = [choose_points(x, points, seed) for x in (a, b)]
     centers = [x.mean(0) for x in seen]
     seen = [x - center for x, center in zip(seen, centers, strict=True)]
+    sizes = [float(np.sqrt(np.square(x).sum(1).mean())) for x in seen]
+    for name, size in zip(("first", "second"), sizes, strict=True):
+        if not size > 0:
+            raise ValueError(f"all points of the {name} cloud are the same")
     radius = max(float(np.linalg.norm(x, axis=1).max()) for x in seen)
-    if not radius > 0:
-        raise ValueError("all points of the clouds are the same")
     va, vb = shape_vectors(network, np.stack(seen) / radius)
     first = kabsch(va.T, vb.T)
     a, b = (choose_points(x, POINTS, seed) if len(x) > POINTS else x for x in (a, b))
 
     def measured(R: Float[np.ndarray, "3 3"], t: Float[np.ndarray, "3"]) -> Alignment:
-        return Alignment(R, t, _residual(a, b, R, t), first)
+        return Alignment(R, t, _residual(a, b, R, t), first, sizes[1] / sizes[0])
 
     answer = measured(first, centers[1] - first @ centers[0])
     if not refine:

@@ -7,6 +7,7 @@ square of the size, since all distances are computed at once.
 the lowest index and torch any; and other roundings may order near-ties in another way.
 """
 
+import copy
 import json
 import logging
 import math
@@ -27,6 +28,10 @@ from locotrans.kernels import set_kernels
 
 SUFFIXES = (".onnx", ".pt2")
 TOLERANCE = 1e-4  # relative difference between a file and the network
+OF_POINTS = ("vectors", "frames", "point_features")  # outputs that float32 rounds by as much
+ROUNDING = 3.0  # times that rounding is what a file may differ from float64
+DRAWS = 8  # clouds a rounding away, that the rounding is measured on
+ALLOWED = f"{TOLERANCE:g}; for {', '.join(OF_POINTS)} from float64, or {ROUNDING:g} x torch's"
 HEADER = "locotrans"  # key of the file's metadata
 
 
@@ -47,13 +52,36 @@ class Exportable(nn.Module):
 
 
 class Comparison(NamedTuple):
-    """A file against the network that it was made of."""
+    """An output of a file against that of the network that it was made of.
+
+    Differences are the largest of any entry, relative to the output's largest entry. Logits and
+    embeddings must be those of torch. The frame of a point may rest on two vectors that are nearly
+    parallel, where float32 itself is off by more than the tolerance: outputs of points are compared
+    with the network in float64, and may be three times as far from it as torch in float32 is, on
+    the clouds and on some that are one rounding away from them: on one cloud alone, torch may be
+    right by chance. Measured with a small full network on 240 clouds of 6 to 64 points, frames of
+    the file were at most 1.9 times as far from float64 as that, and 23 times as far as torch on the
+    cloud alone.
+    """
 
     clouds: str
     batch: int
     points: int
+    output: str
     error: float
-    """Largest difference of any output, relative to that output's largest entry."""
+    """From torch in float32."""
+    exact_error: float | None = None
+    """From torch in float64; None for outputs that are not of points."""
+    torch_error: float | None = None
+    """The largest of torch in float32 from float64."""
+
+    @property
+    def passes(self) -> bool:
+        """Whether the file's output is the network's."""
+        if self.exact_error is None or self.torch_error is None:
+            return self.error <= TOLERANCE
+        allowed = max(TOLERANCE, ROUNDING * self.torch_error)
+        return math.isfinite(self.exact_error) and self.exact_error <= allowed
 
 
 def export_network(
@@ -134,6 +162,8 @@ def compare(
 ) -> list[Comparison]:
     """Run a file against its network, on random clouds of several sizes and on given ones.
 
+    A row for each of these and each output.
+
     Args:
         network: what the file was made of.
         path: the file.
@@ -145,14 +175,23 @@ def compare(
     sizes = ((1, k), (3, k + 1), (2, 4 * k + 1), (5, 100 + k))
     cases = [("random", example(network, b, n)) for b, n in sizes]
     cases += [("given", with_category(network, part)) for part in (clouds, clouds[:1])]
+    wide = copy.deepcopy(network).double() if set(outputs) & set(OF_POINTS) else None
     found = []
     for name, inputs in cases:
         with plain_code():
-            answer = network(*inputs)
-            values = file(*inputs)
-        pairs = zip(outputs, values, strict=True)
-        error = max(_difference(value, getattr(answer, output)) for output, value in pairs)
-        found.append(Comparison(name, inputs[0].shape[0], inputs[0].shape[1], error))
+            answer, values = network(*inputs), file(*inputs)
+            if wide is not None:
+                exact = wide(inputs[0].double(), *inputs[1:])
+                rounded = [answer, *(network(*near) for near in _a_rounding_away(inputs))]
+        batch, points = inputs[0].shape[:2]
+        for output, value in zip(outputs, values, strict=True):
+            expected = getattr(answer, output)
+            row = Comparison(name, batch, points, output, _difference(value, expected))
+            if output in OF_POINTS:
+                right = getattr(exact, output)
+                torch_error = max(_difference(getattr(x, output), right) for x in rounded)
+                row = row._replace(exact_error=_difference(value, right), torch_error=torch_error)
+            found.append(row)
     return found
 
 
@@ -202,6 +241,14 @@ def _processor_time(call: Callable[..., Any], inputs: tuple[Tensor, ...]) -> flo
     start = time.process_time()
     call(*inputs)
     return time.process_time() - start
+
+
+def _a_rounding_away(inputs: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, ...]]:
+    points, *rest = inputs
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(DRAWS):
+        noise = 2 * torch.rand(points.shape, generator=generator) - 1
+        yield points * (1 + torch.finfo(points.dtype).eps * noise), *rest
 
 
 def _difference(value: Tensor, expected: Tensor) -> float:

@@ -1,5 +1,6 @@
 """Commands that take files and give answers."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -194,6 +195,13 @@ def align(
     network, _ = load_weights(weights)
     first, second = read_points(a), read_points(b)
     found = find(network, first, second, points=points, refine=refine, seed=seed)
+    if not found.same_size:
+        scale = f"{found.scale:.3g}"
+        print(
+            f"warning: {b} is {scale} times as large as {a}, and the rotation may be wrong: if "
+            f"both are of one object, multiply the coordinates of {a} by {scale}",
+            file=sys.stderr,
+        )
     print(f"x -> R x + t lays {a} onto {b}; R:")
     for row in found.rotation.tolist():
         print(" ".join(f"{x:12.8f}" for x in row))
@@ -210,4 +218,5 @@ def align(
         plain = {
             key: x if isinstance(x, float) else x.tolist() for key, x in found._asdict().items()
         }
-        write_json(json, {"a": str(a), "b": str(b), "degrees": found.degrees, **plain})
+        more = {"degrees": found.degrees, "same_size": found.same_size}
+        write_json(json, {"a": str(a), "b": str(b), **more, **plain})
