@@ -169,28 +169,29 @@ def losses_of_training(name, setting, precision, *, backwards=False):
 
 @pytest.fixture(scope="module")
 def plain_losses():
-    """Twice: with the shapes of a batch in another order, sums are rounded differently."""
+    """Losses of plain code, three times: in another order, sums are rounded differently."""
     found = {}
 
-    def both(name):
+    def runs(name):
         if name not in found:
-            found[name] = [
-                losses_of_training(name, "off", "float32", backwards=x) for x in (False, True)
-            ]
+            orders = (False, True, False)  # and no order is fixed for additions on a GPU
+            curves = [losses_of_training(name, "off", "float32", backwards=x) for x in orders]
+            found[name] = torch.stack(curves)
         return found[name]
 
-    return both
+    return runs
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_losses_follow_those_of_the_plain_code(name, precision, plain_losses):
-    plain, again = plain_losses(name)
+    plain = plain_losses(name)
+    mean = plain.mean(0)
     fast = losses_of_training(name, "auto", precision)
-    apart = (fast - plain).abs() / plain
-    # rounding alone sends training other ways: plain code in another order is so far from itself
-    alone = ((again - plain).abs() / plain).cummax(0).values
-    print(name, precision, *([round(x, 4) for x in y.tolist()] for y in (apart, alone, plain)))
-    assert plain[-1] < 0.9 * plain[0]
-    assert (apart < 0.03 + 2 * alone).all()
-    assert alone.max() < 0.1
+    # rounding alone sends the training of a fresh network other ways: plain code, too
+    alone = ((plain.amax(0) - plain.amin(0)) / mean).max()
+    apart = ((fast - mean).abs() / mean).max()
+    print(name, precision, fast.tolist(), plain.tolist())
+    assert mean[-1] < 0.9 * mean[0]
+    assert alone < 0.1
+    assert apart < 0.03 + 2 * alone

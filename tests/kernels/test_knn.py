@@ -240,7 +240,9 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, de
         for distances in (exact.cpu() / factor[:, None], d.cpu() / factor[:, None], plain)
     ]
     assert errors[0] < 3 * 2**-22
-    assert errors[1] < 3 * 2**-22 + errors[2]  # whose sums are of float32, too
+    # tensor cores cut what does not fit float32 off the sum, at every 16 products
+    cut = left.shape[-1] / 16 * 2**-24 if device == "cuda" else 0
+    assert errors[1] < 3 * 2**-22 + errors[2] + cut  # whose sums are of float32, too
 
 
 def test_duplicated_points_are_all_found(device, generator):

@@ -17,6 +17,7 @@ def change(a, b):
     return (a.double() - b).norm() / b.norm()
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # first, in a thread of autograd
 @pytest.mark.parametrize(("n", "c", "d"), [(40, 64, 64), (9, 5, 7), (1, 32, 256)])
 def test_products_and_gradients(n, c, d, device):
     x = torch.randn(n, c, device=device, requires_grad=True)
@@ -34,6 +35,7 @@ def test_products_and_gradients(n, c, d, device):
         assert change(a, b) < 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 def test_bfloat16_rounds_the_weights_once(device):
     x = torch.randn(20, 32, device=device).bfloat16().requires_grad_()
     basis = torch.randn(32, 32, device=device, requires_grad=True)
@@ -46,6 +48,7 @@ def test_bfloat16_rounds_the_weights_once(device):
     assert [g.dtype for g in gradients] == [torch.bfloat16, torch.float32]
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 def test_features_without_gradient(device):
     x = torch.randn(12, 8, device=device)
     basis = torch.randn(8, 8, device=device, requires_grad=True)
