@@ -97,9 +97,11 @@ def rounded_vectors(model):
     layers = [module for module in model.modules() if isinstance(module, VNLayer)]
     hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
     hooks += [layer.register_forward_hook(lambda *x: rounded(x[-1])) for layer in layers]
-    yield
-    for hook in hooks:
-        hook.remove()
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg", "locotrans_dgcnn_partseg_light"])
@@ -134,20 +136,30 @@ def test_segmenters_in_mixed_precision(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_rotations_change_rounding_only(name):
+def test_symmetries_to_rounding(name):
     torch.manual_seed(0)
     model = create_model(NETWORKS[name]).cuda().eval()
-    data = load_dataset("builtin", "test", shapes=16)
-    points = data.points.cuda()
+    points = load_dataset("builtin", "test", shapes=16).points.cuda()
     turns = random_rotations(16, generator=torch.Generator().manual_seed(1)).cuda()
+    order = torch.randperm(points.shape[1], generator=torch.Generator().manual_seed(2)).cuda()
     with torch.inference_mode():
-        a, b = model(points), model(points @ turns.mT)
-    found = {
-        "logits": change(b.logits, a.logits),
-        "frames": change(b.frames, turns[:, None] @ a.frames),
+        a = model(points)
+        turned, moved = model(points @ turns.mT), model(points + 3)
+        shuffled, alone = model(points[:, order]), model(points[5:6])
+    logits = {
+        "rotation": change(turned.logits, a.logits),
+        "translation": change(moved.logits, a.logits),
+        "permutation": change(shuffled.logits, a.logits),
+        "batch-mates": change(alone.logits, a.logits[5:6]),
     }
-    print(name, found)
-    assert max(found.values()) < 1e-2  # where neighbours tie nearly, rounding chooses
+    # where neighbours tie nearly, rounding chooses, and frames of a point or two differ
+    frames = {
+        "rotation": change(turned.frames, turns[:, None] @ a.frames),
+        "permutation": change(shuffled.frames, a.frames[:, order]),
+    }
+    print(name, logits, frames)
+    assert max(logits.values()) < 1e-4
+    assert max(frames.values()) < 1e-2
 
 
 def losses_of_training(name, setting, precision, *, backwards=False):

@@ -1,5 +1,7 @@
 """The fused kNN against `locotrans.geometry.neighbors`."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -248,3 +250,17 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, de
 def test_duplicated_points_are_all_found(device, generator):
     x = torch.randn(1, 4, 3, generator=generator).repeat(1, 3, 1)
     assert same_sets(fused(x, 4, True, device), knn(x, 4))
+
+
+def test_kernels_run_on_the_device_of_their_input(device, generator, monkeypatch):
+    entered = []
+
+    def device_of(x):
+        entered.append(x)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    x = torch.randn(1, 8, 3, generator=generator).to(device)
+    kernel.nearest(x, 3, coordinates=True)
+    assert len(entered) == 1
+    assert entered[0] is x

@@ -13,11 +13,14 @@ Distances are compared in float32 at least: what half precision rounds away are 
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
+
+from locotrans.geometry.products import float32_products
 
 CHUNK = 2**24  # entries of the distance matrix that exist at a time
 TIE = 16.0  # what counts as rounding, in units of the machine epsilon
@@ -67,7 +70,8 @@ def knn_features(features: Float[Tensor, "*batch n c"], k: int) -> Int[Tensor, "
 
     def distances(rows: slice) -> Tensor:
         # |x|^2 is the same for the whole row: it does not change the order, and is left out
-        with torch.autocast(flat.device.type, enabled=False):
+        exact = float32_products("highest") if flat.is_cuda else nullcontext()
+        with torch.autocast(flat.device.type, enabled=False), exact:
             return torch.baddbmm(squares[:, None, :], flat[:, rows], flat.mT, alpha=-2)
 
     slack = feature_rounding(squares)

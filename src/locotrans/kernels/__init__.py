@@ -8,13 +8,16 @@ Where several processes train together, the kernels take the statistics of batch
 of the consistency loss, over the shapes of all of them, as the plain code does.
 """
 
+import functools
 import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from locotrans.geometry.products import float32_products as float32_products
 
 _SETTINGS = ("auto", "off")
 _setting = "auto"
@@ -54,7 +57,7 @@ def use_loops(x: Tensor, *, training: bool = False) -> bool:
 
 def stored_dtype() -> torch.dtype:
     """Return the type of large tensors that kernels store: bfloat16 under autocast to it."""
-    mixed = torch.is_autocast_enabled("cuda")
+    mixed = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     return torch.bfloat16 if mixed else torch.float32
 
 
@@ -65,15 +68,24 @@ def product_precision() -> str:
     return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-@contextmanager
-def float32_products(precision: str) -> Iterator[None]:
-    """Take products of float32 numbers exactly ("highest") or by TF32 ("high"), for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def on_device(
+    function: Callable[Concatenate[Tensor, P], T],
+) -> Callable[Concatenate[Tensor, P], T]:
+    """Let a function launch its kernels on the device of its first argument, current or not.
+
+    (Autograd takes its derivative there by itself.)
+    """
+
+    @functools.wraps(function)
+    def call(x: Tensor, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with torch.cuda.device_of(x):
+            return function(x, *arguments, **options)
+
+    return call
 
 
 _has_triton = importlib.util.find_spec("triton") is not None

@@ -42,6 +42,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from locotrans.distributed import mean_over_processes, processes
+from locotrans.kernels import on_device
 from locotrans.kernels.vector_pairs import EPS, load_pair, through_unit
 
 TILE = 512  # points x neighbours of a program, 4 a thread
@@ -235,6 +236,7 @@ class _VectorLosses(torch.autograd.Function):
         return dv[:, :3], None
 
 
+@on_device
 def vector_losses(
     v: Float[Tensor, "n 3 2"], index: Int[Tensor, "n k"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:

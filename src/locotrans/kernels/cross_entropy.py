@@ -19,6 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
+
 TILE = 2048  # rows x classes at a time
 WARPS = 4
 
@@ -75,6 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
         return torch.mul(gradient, dloss, out=dlogits), None, None
 
 
+@on_device
 def cross_entropy(
     logits: Float[Tensor, "b classes"], labels: Int[Tensor, "b"], smoothing: float
 ) -> Float[Tensor, ""]:

@@ -45,6 +45,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.edge_max_kernels import (
     edge_gradients,
@@ -145,6 +146,7 @@ class _EdgeMax(torch.autograd.Function):
         return du, dm, dw, None, None, *Norm.gradients(dgamma, dbeta)
 
 
+@on_device
 def edge_max(
     u: Float[Tensor, "n d"],
     w: Float[Tensor, "n d"],
@@ -176,6 +178,7 @@ def edge_max(
     return _EdgeMax.apply(u, None, w, index, slope, *norm)
 
 
+@on_device
 def frame_conv(
     points: Float[Tensor, "n 3"],
     index: Int[Tensor, "n k"],

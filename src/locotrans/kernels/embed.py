@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import (
     add_partial,
@@ -240,6 +241,7 @@ class _EmbedPool(torch.autograd.Function):
         return dy, None, *Norm.gradients(dgamma, dbeta)
 
 
+@on_device
 def embed_pool(
     y: Float[Tensor, "b n c"],
     norm: Norm,

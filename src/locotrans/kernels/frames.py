@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.vector_pairs import EPS, load_pair, through_unit
 
 ROWS = 128  # points of a program
@@ -142,6 +143,7 @@ class _Frames(torch.autograd.Function):
         return dv
 
 
+@on_device
 def symmetric_frames(v: Float[Tensor, "n 3 2"]) -> Float[Tensor, "n 3 3"]:
     """Return the symmetric frame of the two vectors of every point, in float32.
 

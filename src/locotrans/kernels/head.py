@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from locotrans.distributed import processes
+from locotrans.kernels import on_device
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import load_channel
 
@@ -138,6 +139,7 @@ def supported(y: Tensor, *, training: bool) -> bool:
     return y.dim() == 2 and (2 if training else 1) <= len(y) <= SHAPES
 
 
+@on_device
 def norm_act(
     y: Float[Tensor, "b c"],
     norm: Norm,

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import CHUNK, point_rounding
+from locotrans.kernels import on_device
 from locotrans.kernels.knn_features import RELATIVE, feature_distances, feature_factors
 from locotrans.kernels.knn_select import select_kernel, select_large_kernel
 
@@ -31,6 +32,7 @@ PERIOD = 416  # groups of these: 13 x 32, so that neighbours in the lines of a s
 ROUNDS = 24  # of a bisection, at most
 
 
+@on_device
 def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tensor, "b n k"]:
     """Return the k nearest neighbours of every point, as int32.
 

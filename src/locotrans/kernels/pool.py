@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.pool_kernels import (
     pool_clouds,
     pool_gradients,
@@ -125,6 +126,7 @@ def _pool_part(
     return argmax
 
 
+@on_device
 def pool_projections(
     v: Float[Tensor, "b n 3 d"],
     z: Float[Tensor, "b n 3 3"],

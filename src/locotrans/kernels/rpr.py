@@ -50,6 +50,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.rpr_launch import Plan, RPRLayers, Saved, run_forward
 from locotrans.kernels.rpr_launch_backward import run_backward
 from locotrans.kernels.tiles import INTERPRETED
@@ -60,6 +61,7 @@ def supported(vector_channels: int, in_channels: int, out_channels: int, k: int)
     return vector_channels <= 64 and in_channels <= 128 and out_channels <= 256 and k <= 127
 
 
+@on_device
 def rpr_conv(
     x_basis: Float[Tensor, "n c"],
     z: Float[Tensor, "m d"],
@@ -109,10 +111,9 @@ def rpr_conv(
     inputs = (x_basis, z, v, v_reference, *parameters)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     plan = Plan(layers, training, store, precision, index.shape[0], index.shape[1], save)
-    with torch.cuda.device_of(x_basis):
-        if not save:
-            return run_forward(plan, x_basis, z, v, v_reference, frames, index, weight)[0]
-        return _RPRConv.apply(plan, x_basis, z, v, v_reference, frames, index, *parameters)
+    if not save:
+        return run_forward(plan, x_basis, z, v, v_reference, frames, index, weight)[0]
+    return _RPRConv.apply(plan, x_basis, z, v, v_reference, frames, index, *parameters)
 
 
 class _RPRConv(torch.autograd.Function):
@@ -147,8 +148,7 @@ class _RPRConv(torch.autograd.Function):
         plan = ctx.plan
         if plan.precision == "tf32x3":  # takes twice the time of plain float32 here
             plan = plan._replace(precision="ieee")
-        with torch.cuda.device_of(grad):
-            points, weights = run_backward(plan, saved, tensors[parameters:], grad, vectors)
+        points, weights = run_backward(plan, saved, tensors[parameters:], grad, vectors)
         unpadded = [
             None if x is None or like is None else x[..., : like[0]].to(like[1])
             for x, like in zip(points, ctx.inputs, strict=True)

@@ -14,6 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
+
 ENTRIES = 1024  # of a program
 
 
@@ -96,6 +98,7 @@ class _PointProducts(torch.autograd.Function):
         return dx, basis, weight
 
 
+@on_device
 def point_products(
     x: Float[Tensor, "n c"], basis: Float[Tensor, "c c"], weight: Float[Tensor, "d c2"]
 ) -> tuple[Float[Tensor, "n c"], Float[Tensor, "n d"], Float[Tensor, "d c"]]:
@@ -106,6 +109,5 @@ def point_products(
         basis: B.
         weight: ``[W1 W2]``, in the type of B.
     """
-    with torch.cuda.device_of(x):
-        x_basis, z, first = _PointProducts.apply(x, basis, weight)
+    x_basis, z, first = _PointProducts.apply(x, basis, weight)
     return x_basis, z, first

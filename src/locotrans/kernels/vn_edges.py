@@ -33,6 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles, sums_of_batch
 from locotrans.kernels.tiles import arithmetic, dense_vectors
@@ -107,6 +108,7 @@ class _EdgeConv(torch.autograd.Function):
         return duw.to(uw.dtype), None, None, None, *Norm.gradients(dgamma, dbeta)
 
 
+@on_device
 def vn_edge_conv(
     uw: Float[Tensor, "n 3 d4"],
     index: Int[Tensor, "n k"],

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
 from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.statistics import add_partial, batch_moments, share_tiles, sums_of_batch
 from locotrans.kernels.tiles import arithmetic, dense_vectors
@@ -112,6 +113,7 @@ def _width(row: int, shared: bool) -> int:
     return row - 8 if shared else row // 2
 
 
+@on_device
 def vn_norm_act(
     pq: Float[Tensor, "*batch 3 e"],
     norm: Norm,
@@ -142,6 +144,7 @@ def vn_norm_act(
     return out
 
 
+@on_device
 def vn_norm_act_mean(
     pq: Float[Tensor, "b n 3 e"],
     norm: Norm,

@@ -22,6 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from locotrans.kernels import on_device
+
 
 def aligned(channels: int) -> int:
     """Return the next multiple of 8: the fast products of a GPU take no other widths."""
@@ -155,6 +157,7 @@ class _Pack(torch.autograd.Function):
         return linear, direction if e else None, None, None, None
 
 
+@on_device
 def pack_edges(
     linear: Float[Tensor, "d c2"], direction: Float[Tensor, "d c2"]
 ) -> Float[Tensor, "e c8"]:
@@ -163,6 +166,7 @@ def pack_edges(
     return _Pack.apply(linear, direction, (half,), dtypes, True)
 
 
+@on_device
 def pack_layer(
     linear: Float[Tensor, "d c"],
     direction: Float[Tensor, "e c"] | None,
@@ -182,6 +186,7 @@ def pack_layer(
     return packed
 
 
+@on_device
 def pack_halves(
     linear: Float[Tensor, "d c2"],
     direction: Float[Tensor, "e c2"],
