@@ -1,6 +1,8 @@
 """Each kernel alone: its inputs, its plain specification, and what its passes move and compute.
 
-The formulas are those at the top of the kernels' own files. Widths are those of the networks.
+The formulas are those at the top of the kernels' own files. Widths are those of the networks. What
+works on a few thousand numbers (heads, cross-entropy, packed weights) takes the time of a launch,
+and is not timed alone.
 """
 
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from timing import clouds
 from torch import Tensor
 from torch.nn import functional as F
 
-from locotrans.geometry import random_rotations
+from locotrans.geometry import random_rotations, symmetric_frame
 from locotrans.geometry.neighbors import global_index, knn, knn_features
 from locotrans.kernels import set_kernels
 from locotrans.losses import consistency_loss, orthogonality_loss
@@ -232,6 +234,43 @@ def embed_case(size: Size, c: int) -> Case:
     return Case(f"embed_pool {c} bfloat16", make, [Pass(V), Pass(2 * V)], [Pass(V), Pass(2 * V)])
 
 
+def frames_case(size: Size) -> Case:
+    N = size.b * size.n
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.frames import symmetric_frames
+
+        v = size.draw(3, 2)
+        return Problem(lambda: symmetric_frames(v), lambda: symmetric_frame(*v.unbind(-1)), [v])
+
+    return Case("symmetric_frames", make, [Pass(60 * N)], [Pass(84 * N)])
+
+
+def point_products_case(size: Size, c: int, d: int) -> Case:
+    N = size.b * size.n
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.rpr_points import point_products
+
+        conv = RelativePoseConv(3, c, d).to(size.device)
+        weights = [conv.basis.weight, conv.linear.weight]
+        x = size.draw(c).detach().bfloat16().requires_grad_()
+
+        def plain() -> Tensor:
+            w1, w2 = conv.linear.weight.chunk(2, dim=-1)
+            products = [F.linear(x, w.bfloat16()) for w in (conv.basis.weight, w2 - w1)]
+            return torch.cat(products, dim=-1)
+
+        def fused() -> Tensor:
+            return torch.cat(point_products(x, *weights)[:2], dim=-1)
+
+        return Problem(fused, plain, [x, *weights])
+
+    bytes_, products = 2 * (2 * c + d) * N, 2 * c * (c + d) * N
+    passes = [Pass(bytes_, 0, products)], [Pass(bytes_ + 2 * c * N, 0, 2 * products)]
+    return Case(f"point_products {c} to {d} bfloat16", make, *passes)
+
+
 def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
     N, k = size.b * size.n, size.k
     index, column, gathers = 4 * k * N, 4 * d * N, (12 if frame else 4 * d) * k * N
@@ -311,6 +350,9 @@ def cases(size: Size) -> Iterator[Case]:
     yield from (pool_case(size, x.vector_embedding) for x in (full, light))
     yield embed_case(size, full.embedding)
     yield vector_losses_case(size)
+    yield frames_case(size)
+    for c, d in dict.fromkeys(zip(full.widths[:-1], full.widths[1:], strict=True)):
+        yield point_products_case(size, c, d)
     yield edge_max_case(size, full.widths[0], frame=True)
     yield from (edge_max_case(size, d) for d in dict.fromkeys(full.widths))
 

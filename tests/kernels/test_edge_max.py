@@ -1,7 +1,7 @@
 """The fused scalar edge convolutions against `EdgeConv` and `FrameConv` in float64."""
 
-import inspect
 import copy
+import inspect
 
 import pytest
 import torch
