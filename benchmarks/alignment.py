@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import markdown, write_record
+from timing import markdown, record_arguments, write_record
 
 from locotrans.align import align, angle_of
 from locotrans.data import CloudSet, load_dataset
@@ -77,17 +77,15 @@ def main(arguments: list[str] | None = None) -> list[Any]:
     parser.add_argument("--points", type=int, default=1024, help="of a shape; a half has half")
     parser.add_argument("--shapes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commit", help="of the code, where git does not tell")
-    parser.add_argument("--out", type=Path, help="JSON file of the record")
+    record_arguments(parser)
     args = parser.parse_args(arguments)
     network, metadata = load_weights(args.weights)
     clouds = load_dataset(args.data, args.split, root=args.root, points=args.points)
     rows = measure(network, clouds, chosen_shapes(clouds, args.shapes, args.seed), args.seed)
     print(markdown(rows))
-    if args.out is not None:
-        facts = {key: metadata.get(key) for key in ("model", "config", "data", "points")}
-        results = {"rows": rows, "classes": ASYMMETRIC, "data_checksum": clouds.checksum}
-        write_record(args.out, args, CPU, {**results, "training": facts})
+    facts = {key: metadata.get(key) for key in ("model", "config", "data", "points")}
+    results = {"rows": rows, "classes": ASYMMETRIC, "data_checksum": clouds.checksum}
+    write_record(args, CPU, {**results, "training": facts})
     return rows
 
 

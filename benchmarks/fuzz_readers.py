@@ -1,6 +1,6 @@
 """Damaged files to the readers: each is read, or refused by one kind of error.
 
-    python benchmarks/fuzz_readers.py --mutations 20000
+    python benchmarks/fuzz_readers.py --mutations 20000 --out fuzz.json
 
 Takes a file of every kind from the tests, damages it at random, and reads it. Anything but a cloud
 or a `ReadError` ends the program with a traceback; the record says how many were read, and how long
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import RECORDS, write_record
+from timing import record_arguments, write_record
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--mutations", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--commit", help="what to record as the commit")
-    parser.add_argument("--out", type=Path, default=RECORDS / "fuzz_readers.json")
+    record_arguments(parser)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         files = writers.write_all(Path(folder))
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "slowest": name,
     }
     print(result)
-    write_record(args.out, args, torch.device("cpu"), result)
+    write_record(args, torch.device("cpu"), result)
     return result
 
 

@@ -1,6 +1,6 @@
 """`index` and `search` on many shapes: memory over time, the time of a query, what comes first.
 
-    python benchmarks/index_shapes.py --shapes 10000
+    python benchmarks/index_shapes.py --shapes 10000 --out index.json
     python benchmarks/index_shapes.py --weights runs/light --shapes 10000
 
 Writes built-in shapes, a file each, and indexes them as `locotrans index` does. Some of them, in
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from predict_files import watched
-from timing import RECORDS, markdown, write_record
+from timing import markdown, record_arguments, write_record
 
 from locotrans import create_model
 from locotrans.data import load_dataset
@@ -97,8 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--commit", help="what to record as the commit")
-    parser.add_argument("--out", type=Path, default=RECORDS / "index_shapes.json")
+    record_arguments(parser)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         }
     print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
     print(markdown(result["MiB"]))
-    write_record(args.out, args, find_device(args.device), result)
+    write_record(args, find_device(args.device), result)
     return result
 
 

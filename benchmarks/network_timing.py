@@ -99,7 +99,7 @@ def train_row(
             return dict(zip(*step._take(x, labels, {}), strict=True))  # not recorded
 
         first = seconds_of(take, device)
-        timing = measure(take, device, args.seconds)
+        timing = measure(take, device, args.seconds, args.rounds)
         total = float(take()["total"])
     if total != total:
         raise ArithmeticError("the loss is nan: the time of such a step means nothing")
@@ -128,7 +128,7 @@ def inference_rows(
         ):
             call = inference(model, x, bf16=bf16, graph=graph)
             logits = logits_of(call())
-            timing = measure(call, args.device, args.seconds)
+            timing = measure(call, args.device, args.seconds, args.rounds)
         yield {
             **_describe(name, mode, batch, points, k, timing.median),
             "spread": _spread(timing.low, timing.high),

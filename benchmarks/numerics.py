@@ -1,7 +1,7 @@
 """The measurements behind docs/differences.md: what rounding does to frames, graphs and logits.
 
-    python benchmarks/numerics.py            a few minutes on one core
-    python benchmarks/numerics.py --quick    seconds: fewer samples, no networks
+    python benchmarks/numerics.py --out numerics.json    a few minutes on one core
+    python benchmarks/numerics.py --quick                seconds: fewer samples, no networks
 
 Everything runs on the CPU, from fixed seeds. Errors of logits are relative to the largest logit.
 """
@@ -9,12 +9,11 @@ Everything runs on the CPU, from fixed seeds. Errors of logits are relative to t
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from frame_numerics import Row, frames, gradients, same_value
-from timing import RECORDS, markdown, relative_error, write_record
+from timing import markdown, record_arguments, relative_error, write_record
 from torch import Tensor, nn
 
 from locotrans import create_model
@@ -191,14 +190,13 @@ def _moved(model: nn.Module, x: Tensor, R: Tensor, answer: Callable[[Any], Tenso
 
 
 def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
-    """Measure everything, print the tables and write the record."""
+    """Measure everything, print the tables and write the record if one is wanted."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer samples, no networks")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=RECORDS / "numerics.json")
-    parser.add_argument("--commit", help="for the record, where there is no git to ask")
+    record_arguments(parser)
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     quick = args.quick
@@ -217,8 +215,7 @@ def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
     for title, rows in results.items():
         print(f"\n## {title}\n\n{markdown(rows)}")
     args.seeds = SEEDS
-    write_record(args.out, args, torch.device("cpu"), results)
-    print(f"\nrecord: {args.out}")
+    write_record(args, torch.device("cpu"), results)
     return results
 
 

@@ -1,6 +1,6 @@
 """`predict` on many files of mixed formats and sizes: processor time, memory over time, rows.
 
-    python benchmarks/predict_files.py --files 1000
+    python benchmarks/predict_files.py --files 1000 --out files.json
 
 Makes the files (built-in shapes as clouds, deformed spheres as meshes, one in a hundred broken),
 classifies them as `locotrans predict` does, and records the rows, the processor time of reading and
@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import torch
 import trimesh
-from timing import RECORDS, markdown, write_record
+from timing import markdown, record_arguments, write_record
 
 from locotrans import create_model
 from locotrans.data import load_dataset
@@ -177,8 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--workers", type=int, help="by default as `predict` chooses")
     parser.add_argument("--seed", type=int, default=0, help="of the files")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--commit", help="what to record as the commit")
-    parser.add_argument("--out", type=Path, default=RECORDS / "predict_files.json")
+    record_arguments(parser)
     args = parser.parse_args(arguments)
     device = find_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
@@ -186,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         result = measure(Path(folder), args, device)
     print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
     print(markdown(result["MiB"]))
-    write_record(args.out, args, device, result)
+    write_record(args, device, result)
     return result
 
 

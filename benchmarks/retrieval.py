@@ -1,6 +1,6 @@
 """Retrieval by the embeddings of trained classifiers, of shapes that are turned.
 
-    python benchmarks/retrieval.py runs/light runs/dgcnn --data modelnet40 --root DIR
+    python benchmarks/retrieval.py runs/light runs/dgcnn --data modelnet40 --root DIR --out map.json
 
 Every shape of the split, in a pose of its own, asks for the others of its class: the mean average
 precision (mAP). The poses depend on the seed alone, and are the same for every network. "found
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from timing import RECORDS, markdown, write_record
+from timing import markdown, record_arguments, write_record
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset, rotate
@@ -65,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--seed", type=int, default=0, help="of the poses")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--commit", help="what to record as the commit")
-    parser.add_argument("--out", type=Path, default=RECORDS / "retrieval.json")
+    record_arguments(parser)
     args = parser.parse_args(arguments)
     device = find_device(args.device)
     rows, data = [], None
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     print(f"{data.name} {data.split}, {len(data)} shapes of {args.points} points")
     print(markdown(table))
     results = {"networks": rows, "shapes": len(data), "data_checksum": data.checksum}
-    write_record(args.out, args, device, results)
+    write_record(args, device, results)
     return rows
 
 

@@ -1,8 +1,8 @@
 """How fast the networks are: one command, one table for each section, one JSON record.
 
-    python benchmarks/speed.py                          everything, on the GPU if there is one
-    python benchmarks/speed.py --only train,inference
-    python benchmarks/speed.py --device cpu --quick
+    python benchmarks/speed.py --out speed.json         everything, on the GPU if there is one
+    python benchmarks/speed.py --only train,inference   tables alone, no record
+    python benchmarks/speed.py --device cpu --quick     a trial of half a minute, at small sizes
 
 Sections:
     train       a whole training step (forward, five losses, backward, SGD), by the `Step` that
@@ -16,20 +16,24 @@ Sections:
                 recorded, training in mixed precision, inference with TF32 products.
     parts       training and inference of the networks for part segmentation, 16 shapes of 2,048
                 points, k = 40.
-    large       one cloud of up to 100,000 points: time and memory of a forward pass.
+    large       one cloud of up to 100,000 points: time and memory of a forward pass, on the CPU in
+                a process of its own.
 
 Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torch's: in use, and
-reserved. Weights and statistics are those that a network starts with. Sections that are measured
-later join those that the record holds already, if these are of the same commit and arguments.
+reserved; on the CPU it is the process's, and what the pass added to it. Weights and statistics are
+those that a network starts with. A record is written only to the file that --out names. Sections
+that are measured later join those that it holds already, if these are of the same commit and
+arguments.
 """
 
 import argparse
 import gc
 import json
 import os
-import resource
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -44,22 +48,29 @@ from network_timing import (
     train_row,
 )
 from timing import (
-    RECORDS,
     arguments,
     clouds,
+    device_argument,
     inference,
     markdown,
     measure,
     peak_memory,
+    record_arguments,
     seconds_of,
     where,
     write_record,
 )
 
 from locotrans.kernels import float32_products
-from locotrans.training.record import find_device
 
-SECTIONS = ("train", "inference", "kernels", "scaling", "parts", "large")
+SECTIONS = {  # and what each measures
+    "train": "a whole training step",
+    "inference": "a forward pass, ours against a plain one",
+    "kernels": "each kernel alone, against its plain specification",
+    "scaling": "one of points, k and batch varied at a time",
+    "parts": "the networks for part segmentation",
+    "large": "one large cloud, time and memory",
+}
 CPU_SECTIONS = ("inference", "scaling", "large")  # unless others are asked for
 
 Job = Callable[[], Iterable[Row]]  # gives some rows of a table
@@ -120,7 +131,8 @@ def scaling_row(args: argparse.Namespace, name: str, axis: str, b: int, n: int, 
         return row
     x = clouds(b, n)
     call = inference(network(name, k, args.device).eval(), x)
-    return row | {"inference ms": 1000 * measure(call, args.device, args.seconds).median}
+    timing = measure(call, args.device, args.seconds, args.rounds)
+    return row | {"inference ms": 1000 * timing.median}
 
 
 def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -143,16 +155,39 @@ def large_jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 
 def large_row(args: argparse.Namespace, name: str, points: int) -> Row:
-    """Take a forward pass once. On the CPU, memory is the most that the process has had yet."""
-    device = args.device
-    call = inference(network(name, args.k, device).eval(), clouds(1, points, device))
-    with float32_products("high"), peak_memory(device) as peak:
-        if device.type == "cuda":
-            call()
-        seconds = seconds_of(call, device)
-    if device.type != "cuda":
-        peak["peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {"network": name, "points": points, "k": args.k, "s": seconds, **peak}
+    """Take a forward pass once; on the CPU in a process of its own, which has a peak of its own."""
+    row: Row = {"network": name, "points": points, "k": args.k}
+    if args.device.type != "cuda":
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return row | pool.submit(cpu_pass, name, points, args.k, args.threads).result()
+    call = inference(network(name, args.k, args.device).eval(), clouds(1, points, args.device))
+    with float32_products("high"), peak_memory(args.device) as peak:
+        call()
+        seconds = seconds_of(call, args.device)
+    return row | {"s": seconds, **peak}
+
+
+def cpu_pass(name: str, points: int, k: int, threads: int) -> Row:
+    """Time a forward pass, and say what memory the process had at most, and before the pass."""
+    torch.set_num_threads(threads)
+    device = torch.device("cpu")
+    model = network(name, k, device).eval()
+    inference(model, clouds(1, 4 * k))()  # loads what is compiled
+    call = inference(model, clouds(1, points))
+    before = most_resident()
+    seconds = seconds_of(call, device)
+    peak = most_resident()
+    return {"s": seconds, "peak_gib": peak, "added_gib": peak - before}
+
+
+def most_resident() -> float:
+    """Return the most memory that this process has had, in GiB.
+
+    `getrusage` would not do: a new process begins with the peak of the one that started it.
+    """
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 2**20
 
 
 def _one(row: Callable[..., Row], *arguments: object) -> list[Row]:
@@ -172,15 +207,16 @@ JOBS = {
 def run_section(section: str, args: argparse.Namespace) -> list[Row]:
     """Do the jobs of a section; one that fails leaves its error in the table."""
     rows: list[Row] = []
+    print(f"\n{section}: {SECTIONS[section]}", flush=True)
     for job in JOBS[section](args):
         try:
             for row in job():
                 rows.append(row)
-                print(f"{section}: " + _line(row), flush=True)
+                print("  " + _line(row), flush=True)
         except (RuntimeError, ArithmeticError, ImportError) as error:  # out of memory is the first
             what = [x for x in job.args[1:] if isinstance(x, str | int)]
             rows.append({"failed": " ".join(map(str, what)), "error": str(error).split("\n")[0]})
-            print(f"{section}: failed: {rows[-1]}", flush=True)
+            print(f"  failed: {rows[-1]['failed']}: {rows[-1]['error']}", flush=True)
         gc.collect()
         if args.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -188,8 +224,7 @@ def run_section(section: str, args: argparse.Namespace) -> list[Row]:
 
 
 def _line(row: Row) -> str:
-    cells = (f"{x:.4g}" if isinstance(x, float) else str(x) for x in row.values())
-    return ", ".join(cells)
+    return ", ".join(f"{k} {x:.4g}" if isinstance(x, float) else f"{k} {x}" for k, x in row.items())
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -197,18 +232,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=_words, help=f"sections, of {','.join(SECTIONS)}")
-    parser.add_argument("--device", default="auto", type=find_device)
+    parser.add_argument("--device", default="auto", type=device_argument)
     parser.add_argument("--models", type=_words, default=list(MODELS), help="of full,light")
-    parser.add_argument("--batches", type=lambda text: [int(b) for b in text.split(",")])
-    parser.add_argument("--points", type=int, default=1024)
+    parser.add_argument("--batches", type=_numbers, help="default: 32,128; on the CPU 8; quick 2")
+    parser.add_argument("--points", type=int, help="default: 1024; quick on the CPU 256")
     parser.add_argument("--k", type=int, default=20)
     parser.add_argument("--match", default="", help="kernels whose name contains this")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each figure, about")
-    parser.add_argument("--rounds", type=int, help="turns on the CPU, instead of by the time")
+    parser.add_argument("--rounds", type=int, help="of a median, instead of by the time")
     parser.add_argument("--threads", type=int, default=2, help="on the CPU")
     parser.add_argument("--quick", action="store_true", help="fewer sizes, shorter timings")
-    parser.add_argument("--out", type=Path, help="record; default: records/speed_DEVICE.json")
-    parser.add_argument("--commit", help="for the record, where there is no git to ask")
+    record_arguments(parser)
     args = parser.parse_args(argv)
     cuda = args.device.type == "cuda"
     args.only = args.only or list(SECTIONS if cuda else CPU_SECTIONS)
@@ -216,14 +250,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     if unknown := [x for x in args.models if x not in MODELS]:
         parser.error(f"no network {', '.join(unknown)}; there are {', '.join(MODELS)}")
-    args.batches = args.batches or ([32, 128] if cuda else [8])
+    small = args.quick and not cuda
+    args.batches = args.batches or ([32, 128] if cuda else [2] if small else [8])
+    args.points = args.points or (256 if small else 1024)
+    args.rounds = args.rounds or (2 if small else None)
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
         args.batches = args.batches[:1]
-    if args.out is None:
-        device = torch.cuda.get_device_name(args.device) if cuda else "cpu"
-        args.out = RECORDS / f"speed_{device.lower().replace(' ', '_')}.json"
     return args
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
 
 
 def _words(text: str) -> list[str]:
@@ -232,7 +270,7 @@ def _words(text: str) -> list[str]:
 
 def earlier(args: argparse.Namespace) -> dict[str, list[Row]]:
     """Return what the record holds already, if it was measured by the same code in the same way."""
-    if not args.out.is_file():
+    if args.out is None or not args.out.is_file():
         return {}
     record = json.loads(args.out.read_text())
     now, asked = where(args, args.device), arguments(args)
@@ -244,21 +282,33 @@ def earlier(args: argparse.Namespace) -> dict[str, list[Row]]:
     return record["results"] if alike else {}
 
 
+def announcement(args: argparse.Namespace) -> str:
+    """Say what will be measured."""
+    threads = f", {args.threads} threads" if args.device.type == "cpu" else ""
+    batches = " and ".join(map(str, args.batches))
+    return (
+        f"{', '.join(args.only)} of {', '.join(args.models)} on {args.device}{threads}: "
+        f"batches of {batches}, {args.points} points, k = {args.k}, unless a row says otherwise"
+    )
+
+
 def main(argv: list[str] | None = None) -> dict[str, list[Row]]:
-    """Time the chosen sections, print their tables and write the record after each."""
+    """Time the chosen sections, print their tables and write a wanted record after each."""
     args = parse(argv)
     if args.device.type == "cpu":
         torch.set_num_threads(args.threads)
+    print(announcement(args), flush=True)
     results = earlier(args)
     asked, args.only = args.only, [*results, *(x for x in args.only if x not in results)]
     for section in asked:
         results[section] = run_section(section, args)
-        write_record(args.out, args, args.device, results)
-    results = {section: results[section] for section in asked}
-    for section, rows in results.items():
+        if args.out is not None:
+            write_record(args, args.device, results)
+    measured = {section: results[section] for section in asked}
+    for section, rows in measured.items():
         print(f"\n## {section}\n\n{markdown(rows)}")
-    print(f"\nrecord: {args.out}")
-    return results
+    write_record(args, args.device, results)
+    return measured
 
 
 if __name__ == "__main__":

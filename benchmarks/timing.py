@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from locotrans.training.record import environment, write_json
+from locotrans.training.record import environment, find_device, write_json
 
-RECORDS = Path(__file__).parent / "records"
 WARM_UP = 3  # calls before anything is timed or recorded
 ROUNDS = (5, 50)  # at least, at most, that a median is taken of
 
@@ -56,12 +55,17 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 1) 
     return begin.elapsed_time(end) / 1000 / repeats
 
 
-def measure(call: Callable[[], Any], device: torch.device, budget: float = 0.5) -> Timing:
-    """Time a call for about ``budget`` seconds, after a warm-up.
+def measure(
+    call: Callable[[], Any],
+    device: torch.device,
+    budget: float = 0.5,
+    rounds: int | None = None,
+) -> Timing:
+    """Time a call for about ``budget`` seconds, or some rounds, after a warm-up.
 
     On a GPU calls of less than 5 ms are timed several in a row: their time is that of a busy queue.
     """
-    return interleaved({"": call}, device, budget)[""].summary()
+    return interleaved({"": call}, device, budget, rounds)[""].summary()
 
 
 class Samples(NamedTuple):
@@ -222,8 +226,29 @@ def arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def write_record(path: Path, args: argparse.Namespace, device: torch.device, results: Any) -> None:
-    """Write results with the command's arguments and where they were measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def device_argument(name: str) -> torch.device:
+    """Return the device that an argument names."""
+    try:
+        return find_device(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def record_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `write_record`."""
+    parser.add_argument("--out", type=Path, help="JSON file of the record (default: none)")
+    parser.add_argument("--commit", help="for the record, where there is no git to ask")
+
+
+def write_record(args: argparse.Namespace, device: torch.device, results: Any) -> None:
+    """Write results, the command's arguments and where they were measured, if ``--out`` is given.
+
+    Nothing is written where nobody asked for it: a trial must not replace a record.
+    """
+    if args.out is None:
+        print("\nno record: --out FILE writes one")
+        return
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     record = {"environment": where(args, device), "arguments": arguments(args)}
-    write_json(path, record | {"results": results})
+    write_json(args.out, record | {"results": results})
+    print(f"\nrecord: {args.out}")

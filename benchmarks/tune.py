@@ -14,18 +14,17 @@ case. Nothing is changed: the table says what would be best.
 import argparse
 import importlib
 import itertools
-import json
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from kernel_cases import cases
 from kernel_timing import Case, Problem, Size
+from timing import record_arguments, write_record
 from triton.runtime.jit import JITFunction
 
 ROUNDS = 5  # that a time is the mean of
@@ -275,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
-    parser.add_argument("--out", type=Path, default=Path("tuned.json"))
+    record_arguments(parser)
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("tuning needs a CUDA device")
@@ -298,7 +297,7 @@ def main(argv: list[str] | None = None) -> None:
                 problems[case.name] = case.make(size)
         result = attempt(setting, chosen, problems)
         rows.append({**setting._asdict(), "result": result})
-    args.out.write_text(json.dumps(rows, indent=1))
+    write_record(args, size.device, rows)
     show(rows)
 
 

@@ -37,6 +37,7 @@ import tune
 from locotrans.kernels import rpr_launch
 
 CPU = torch.device("cpu")
+RECORDS = Path(timing.__file__).parent / "records"
 NETWORKS = pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light"])
 
 
@@ -143,6 +144,37 @@ def test_speed_keeps_what_the_record_holds_of_the_same_commit(tmp_path, monkeypa
         assert json.loads(out.read_text())["results"].keys() == kept
 
 
+def test_a_trial_writes_no_record(tmp_path, monkeypatch, capsys):
+    def row(*_):
+        assert (
+            "large of light on cpu, 1 threads: batches of 2, 256 points" in capsys.readouterr().out
+        )
+        return {"ms": 1.0}
+
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in RECORDS.iterdir()}
+    monkeypatch.setattr(speed, "large_row", row)
+    speed.main(
+        ["--device", "cpu", "--models", "light", "--only", "large", "--threads", "1", "--quick"]
+    )
+    assert "no record: --out FILE" in capsys.readouterr().out
+    fuzz_readers.main(["--mutations=20"])
+    assert "no record: --out FILE" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in RECORDS.iterdir()} == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_large_cloud_has_a_peak_of_its_own():
+    ours = torch.ones(2**28)  # 1 GiB: more than a small pass needs
+    args = speed.parse(["--device=cpu", "--k=4", "--threads=1"])
+    row = speed.large_row(args, "light", 64)
+    assert speed.most_resident() > 1
+    assert 0 <= row["added_gib"] < row["peak_gib"] < 1
+    assert (row["network"], row["points"]) == ("light", 64)
+    assert row["s"] > 0
+    del ours
+
+
 def test_speed_goes_on_after_a_failure(tmp_path, monkeypatch):
     def fails(*arguments):
         raise RuntimeError("out of memory\nand more")
@@ -233,9 +265,30 @@ def test_compare_our_own_with_a_stranger(tmp_path, capsys):
     assert "no training step" in capsys.readouterr().out
 
 
-def test_compare_says_what_a_network_can_be():
-    with pytest.raises(ValueError, match="neither module:function nor one of"):
-        compare.load("nothing", 40)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("nothing pointnet", "'nothing' is neither module:function nor one of dgcnn"),
+        ("pointnet no_module:x", "cannot import 'no_module'"),
+        ("pointnet edge_by_edge:nothing", "edge_by_edge.py has no function 'nothing'"),
+        ("pointnet dgcnn --points 8", "--points: dgcnn needs 20 or more"),
+        ("edge_by_edge:light pointnet --points 8", "--points: edge_by_edge:light needs 20 or more"),
+        ("pointnet pointnet --graph a", "CUDA graphs need a GPU"),
+        ("pointnet pointnet --batch 0", "--batch: must be 1 or more"),
+        ("pointnet pointnet --device abacus", "device 'abacus' is not available"),
+    ],
+)
+def test_compare_says_what_is_wrong(flags, says, capsys):
+    with pytest.raises(SystemExit):
+        compare.main(["--device=cpu", *flags.split()])
+    assert says in capsys.readouterr().err
+
+
+def test_compare_networks_for_parts_and_single_shapes(capsys):
+    flags = ["--device=cpu", "--points=64", "--batch=1", "--rounds=1", "--threads=1"]
+    rows = compare.main(["pointnet", "dgcnn_partseg", *flags])
+    assert [row["what"] for row in rows] == ["inference"] * 2
+    assert "no training step: batch norms" in capsys.readouterr().out
 
 
 def test_numerics(tmp_path):
