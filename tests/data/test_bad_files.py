@@ -137,11 +137,27 @@ def test_part_numbers_out_of_range(exported):
     path.write_text("99\n" * count)
     lists = read_lists(path.parents[2])
     listed = [s for s, shapes in lists.items() if f"{path.parents[1].name}/{path.stem}" in shapes]
-    with pytest.raises(ValueError, match=r"a .seg file has a number"):
+    message = rf"{path.name} has the part number 99, and \w+ has parts from 1 to \d; correct it"
+    with pytest.raises(ValueError, match=message):
         load_dataset("shapenetpart", *listed, root=root, points=256)
     path.write_text("1\n" * (count - 1))
     with pytest.raises(ValueError, match=rf"its .seg file {count - 1} labels"):
         load_dataset("shapenetpart", "test", root=root)
+
+
+def test_the_shape_with_an_unknown_part_or_category_is_named(exported):
+    root = exported("shapenetpart:hdf5")
+    path = next(root.rglob("ply_data_test0.h5"))
+    for field, message in (("pid", "the part number 200"), ("label", "the category number 200")):
+        with h5py.File(path, "r+") as file:
+            values = file[field][:]
+            kept = values.copy()
+            values[3] = 200
+            file[field][:] = values
+        with pytest.raises(ValueError, match=rf"hdf5_data, test: shape 3 has {message}, expected"):
+            load_dataset("shapenetpart", "test", root=root, points=8)
+        with h5py.File(path, "r+") as file:
+            file[field][:] = kept
 
 
 def test_lists_that_are_no_lists(exported):

@@ -16,7 +16,7 @@ from locotrans.data.exports import LAYOUTS
 def test_every_layout_is_recognised(name, exported):
     report = check(exported(name))
     names = [found.name for found in report.sets]
-    assert names == (["s3dis:area1", "s3dis:area2"] if name == "s3dis" else [name])
+    assert names == ([f"s3dis:area{n}" for n in range(1, 7)] if name == "s3dis" else [name])
     assert report.problems == []
     for found in report.sets:
         assert sum(part.shapes for part in found.splits) > 0
@@ -58,7 +58,7 @@ def test_scenes_have_blocks_and_rooms(exported):
     root = exported("s3dis")
     report = check(root)
     train = load_dataset("s3dis:area1", "train", root=root)
-    rooms = len(list(root.rglob("Area_2_*.npy")))
+    rooms = len(list(root.rglob("Area_[2-6]_*.npy")))
     occurring = sum(bool((train.parts == kind).any()) for kind in range(13))
     assert report.sets[0].splits[0].line() == (
         f"train: {len(train)} blocks of {rooms} rooms, {occurring} of 13 classes"

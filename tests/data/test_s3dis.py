@@ -13,17 +13,17 @@ from locotrans.data.s3dis_raw import prepare_s3dis
 
 def test_folds_and_blocks(exported):
     root = exported("s3dis", points=512)
-    train = load_dataset("s3dis:area2", "train", root=root, points=128)
-    test = load_dataset("s3dis:area2", "test", root=root, points=128)
-    swapped = load_dataset("s3dis:area1", "test", root=root, points=128)
-    assert swapped.ids == train.ids
-    assert all(name.startswith("Area_2") for name in test.ids)
+    train = load_dataset("s3dis:area5", "train", root=root, points=128)
+    test = load_dataset("s3dis:area5", "test", root=root, points=128)
+    folds = [load_dataset(f"s3dis:area{n}", "test", root=root, points=128) for n in (1, 2, 3, 4, 6)]
+    assert sorted(name for fold in folds for name in fold.ids) == sorted(train.ids)
+    assert all(name.startswith("Area_5") for name in test.ids)
     assert train.part_names == CLASSES
     assert train.points[..., :2].abs().max() <= 0.5 + 1e-5
     assert train.points[..., 2].min() >= 0
     assert 0 <= train.colors.min() <= train.colors.max() <= 1
     assert (train.parts == 1).any(1).all()  # each block has floor
-    assert any("rooms of area 2, where the official release has 40" in note for note in test.notes)
+    assert any("rooms of area 5, where the official release has 68" in note for note in test.notes)
 
 
 def test_blocks_hold_every_point_once_and_overlap_by_stride():
@@ -41,19 +41,19 @@ def test_blocks_hold_every_point_once_and_overlap_by_stride():
 
 def test_spheres_hold_every_point_and_unlabelled_points_stay(exported):
     root = exported("s3dis", points=512)
-    path = next((root / "stanford_indoor3d").glob("Area_2*.npy"))
+    path = next((root / "stanford_indoor3d").glob("Area_5*.npy"))
     room = np.load(path)
     room[::7, 6] = -1
     np.save(path, room)
-    test = load_dataset("s3dis:area2,sphere=0.8", "test", root=root, points=256)
-    assert test.name == "s3dis:area2,sphere=0.8"
+    test = load_dataset("s3dis:area5,sphere=0.8", "test", root=root, points=256)
+    assert test.name == "s3dis:area5,sphere=0.8"
     assert test.points.norm(dim=-1).max() <= 0.8 + 1e-4
     assert test.parts.min() == -1
     mine = [i for i, name in enumerate(test.ids) if name.startswith(path.stem)]
     assert len(test.points[mine].flatten(0, 1).unique(dim=0)) >= 1000
     assert sum((test.parts[i] == -1).sum() for i in mine) > 0
     with pytest.raises(ValueError, match="sphere must not be negative"):
-        load_dataset("s3dis:area2,sphere=-1", "test", root=root)
+        load_dataset("s3dis:area5,sphere=-1", "test", root=root)
 
 
 def test_rooms_split_by_list(exported):
@@ -103,12 +103,24 @@ def test_bad_rooms_are_refused(exported, change, message):
     assert path.name in str(error.value)
 
 
+def test_a_room_with_fewer_points_than_a_block_is_named(exported):
+    root = exported("s3dis", points=128)
+    path = next((root / "stanford_indoor3d").glob("Area_5_*.npy"))
+    np.save(path, np.load(path)[:50])
+    with pytest.raises(ValueError, match=rf"{path.name} has 50 points, and no block of 1 m has"):
+        load_dataset("s3dis:area5", "test", root=root, points=32)
+    whole = load_dataset("s3dis:area5,sphere=5.0", "test", root=root, points=64)
+    assert sum(name.startswith(path.stem) for name in whole.ids) == 1  # it is there, as a sphere
+
+
 def test_settings_of_blocks_are_checked(exported):
     root = exported("s3dis", points=128)
     with pytest.raises(ValueError, match="multiple of stride"):
         load_dataset("s3dis:area1,stride=0.7", "test", root=root)
     with pytest.raises(ValueError, match="area1 to area6, got 'area7'"):
         load_dataset("s3dis:area7", "test", root=root)
+    for path in root.rglob("Area_5_*.npy"):
+        path.unlink()
     with pytest.raises(FileNotFoundError, match="rooms of areas"):
         load_dataset("s3dis:area5", "test", root=root)
     half = load_dataset("s3dis:area1,stride=0.5", "test", root=root, points=32)

@@ -115,11 +115,16 @@ def parts_pts(out: Path, sets: Sets, variant: str) -> None:
 
 
 def make_rooms(sets: Sets) -> dict[str, list[tuple[str, np.ndarray]]]:
-    """Stand shapes on floors: rooms by split, each with the arrays of its objects by class."""
+    """Stand shapes on floors: rooms by name, each with the arrays of its objects by class.
+
+    Test rooms are area 5; training rooms go round the other five.
+    """
     rooms: dict[str, list[tuple[str, np.ndarray]]] = {}
     side = np.random.default_rng(0)
-    for area, (_, clouds) in enumerate(sets.items(), start=1):
+    for split, clouds in sets.items():
+        areas = (5,) if split == "test" else (1, 2, 3, 4, 6)
         for start in range(0, len(clouds), ROOM):
+            area = areas[start // ROOM % len(areas)]
             xy = side.uniform((0, 0), (3, 2), (4096, 2))
             floor = np.column_stack([xy, np.zeros(len(xy)), np.full((len(xy), 3), 120.0)])
             objects = [("floor", floor)]
@@ -135,7 +140,7 @@ def make_rooms(sets: Sets) -> dict[str, list[tuple[str, np.ndarray]]]:
 
 
 def rooms(out: Path, sets: Sets, variant: str) -> None:
-    """Write ``stanford_indoor3d/Area_N_room.npy``: training rooms are area 1, test rooms area 2."""
+    """Write ``stanford_indoor3d/Area_N_room.npy``."""
     folder = out / "stanford_indoor3d"
     folder.mkdir(parents=True, exist_ok=True)
     for name, objects in make_rooms(sets).items():

@@ -1,6 +1,7 @@
 """Which parts belong to which category."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,19 +67,31 @@ class PartTable:
             table[row, list(numbers)] = True
         return table
 
-    def foreign_notes(self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"]) -> list[str]:
+    def foreign_notes(
+        self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"], ids: Sequence[str] = ()
+    ) -> list[str]:
         """Say how many shapes have points on a part of another category.
 
+        Args:
+            labels: The categories of shapes.
+            parts: The parts of their points.
+            ids: Where the shapes come from, where that is known.
+
         Raises:
-            ValueError: for a number that is no category or no part.
+            ValueError: for a number that is no category or no part; it names the shape.
         """
         for what, values, size in (
-            ("category", labels, len(self.categories)),
+            ("category", labels[:, None], len(self.categories)),
             ("part", parts, len(self.part_names)),
         ):
-            low, high = int(values.min()), int(values.max())
-            if low < 0 or high >= size:
-                raise ValueError(f"{what} numbers span {low} to {high}, expected 0 to {size - 1}")
+            wrong = (values < 0) | (values >= size)
+            if bool(wrong.any()):
+                row = int(wrong.any(1).nonzero()[0, 0])
+                shape = ids[row] if ids else f"shape {row}"
+                number = int(values[row][wrong[row]][0])
+                raise ValueError(
+                    f"{shape} has the {what} number {number}, expected 0 to {size - 1}; correct it"
+                )
         foreign = int((~self.allowed[labels[:, None], parts]).any(1).sum())
         if not foreign:
             return []

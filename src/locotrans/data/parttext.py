@@ -54,7 +54,8 @@ def load_text(folder: Path, layout: str, splits: Sequence[str], points: int, see
     labels = torch.tensor([_category(table, folder, categories[row]) for row in rows])
     clouds = resample(ragged, points, rows=rows, seed=seed)
     if layout == "pts":
-        clouds = _number_parts(table, labels, clouds, folder)
+        files = [_labels_path(paths[there[row]]) for row in rows]
+        clouds = _number_parts(table, labels, clouds, files)
     absent = len(wanted) - len(rows)
     notes = [f"{absent:,} listed shapes are not there"] if absent else []
     notes += overlap_notes(lists, splits)
@@ -118,13 +119,20 @@ def _table_from_files(folder: Path, ragged: Ragged, categories: Sequence[str]) -
     return PartTable(names, synsets, tuple(tuple(sorted(found[synset])) for synset in synsets))
 
 
-def _number_parts(table: PartTable, labels: Tensor, clouds: Clouds, folder: Path) -> Clouds:
+def _number_parts(
+    table: PartTable, labels: Tensor, clouds: Clouds, files: Sequence[Path]
+) -> Clouds:
     """Turn part numbers within the category, from 1, into numbers over all categories."""
-    if clouds.parts is None:
-        raise ValueError(f"{folder} has no part labels")
-    sizes = torch.tensor([len(numbers) for numbers in table.parts])
-    if int(clouds.parts.min()) < 1 or bool((clouds.parts > sizes[labels][:, None]).any()):
-        raise ValueError(f"{folder}: a .seg file has a number that is not from 1 to its parts")
+    assert clouds.parts is not None
+    sizes = torch.tensor([len(numbers) for numbers in table.parts])[labels][:, None]
+    wrong = (clouds.parts < 1) | (clouds.parts > sizes)
+    if bool(wrong.any()):
+        row = int(wrong.any(1).nonzero()[0, 0])
+        number, category = int(clouds.parts[row][wrong[row]][0]), table.categories[int(labels[row])]
+        raise ValueError(
+            f"{files[row]} has the part number {number}, and {category} has parts from 1 to "
+            f"{int(sizes[row])}; correct it"
+        )
     starts = torch.tensor([min(numbers, default=0) for numbers in table.parts])
     return Clouds(clouds.points, None, None, clouds.parts - 1 + starts[labels][:, None])
 

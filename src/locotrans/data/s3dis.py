@@ -170,11 +170,13 @@ def cut_blocks(
 def _read_blocks(
     rooms: list[Path], points: int, block: float, ratio: int, seed: int
 ) -> dict[str, Tensor]:
-    clouds, corners, numbers = [], [], []
+    clouds: list[np.ndarray] = []
+    corners, numbers = [], []
     for number, path in enumerate(rooms):
         room = read_room(path)
         floor = room[:, 2].min()
         rng = np.random.default_rng([seed, zlib.crc32(path.stem.encode())])
+        before = len(clouds)
         for corner, rows in cut_blocks(room, block, ratio):
             if len(rows) < LEAST:
                 continue
@@ -184,8 +186,12 @@ def _read_blocks(
             clouds.append(cloud)
             corners.append(corner - room[:, :2].min(0))
             numbers.append(number)
-    if not clouds:
-        raise ValueError(f"no block of {len(rooms)} rooms has {LEAST} points")
+        if len(clouds) == before:
+            raise ValueError(
+                f"{path} has {len(room)} points, and no block of {block:g} m has {LEAST} of them; "
+                "leave the room out, or take larger blocks (s3dis:block=2,stride=2) or spheres "
+                "(s3dis:sphere=1.0)"
+            )
     return _tensors(clouds, corners, numbers)
 
 

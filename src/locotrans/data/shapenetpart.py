@@ -80,7 +80,10 @@ def load_shapenetpart(
         clouds, labels, table, ids, notes = load_text(folder, layout.name, lists, points, seed)
     if clouds.parts is None:
         raise ValueError(f"{folder} has no part labels")
-    notes += table.foreign_notes(labels, clouds.parts)
+    try:
+        notes += table.foreign_notes(labels, clouds.parts, ids)
+    except ValueError as error:
+        raise ValueError(f"{folder}, {split}: {error}") from None
     if table.official:
         notes += count_note("shapes", len(labels), COUNTS[split])
     else:
