@@ -8,6 +8,7 @@ from locotrans.metrics import (
     confusion_matrix,
     overall_accuracy,
     part_figures,
+    pooled_scene_figures,
     retrieval_map,
     rotation_agreement,
     scene_figures,
@@ -88,13 +89,32 @@ def test_scene_figures_by_hand():
     assert figures["class_accuracy"] == pytest.approx((2 / 3 + 1) / 2)
     assert figures["miou"] == pytest.approx((2 / 3 + 2 / 3) / 2)
     assert figures["classes"] == {
-        "floor": {"iou": pytest.approx(2 / 3), "accuracy": pytest.approx(2 / 3), "points": 3},
-        "wall": {"iou": pytest.approx(2 / 3), "accuracy": 1.0, "points": 2},
+        "floor": {
+            "iou": pytest.approx(2 / 3),
+            "accuracy": pytest.approx(2 / 3),
+            "points": 3,
+            "predicted": 2,
+        },
+        "wall": {"iou": pytest.approx(2 / 3), "accuracy": 1.0, "points": 2, "predicted": 3},
     }
     wrong = confusion_matrix(torch.tensor([2, 0]), torch.tensor([0, 0]), 4)
     figures = scene_figures(wrong, ("floor", "wall", "door", "sofa"))
     assert figures["miou"] == pytest.approx((1 / 2 + 0) / 2)  # a door that is not there counts 0
     assert figures["class_accuracy"] == 1 / 2
+
+
+def test_tables_of_several_scenes_add_up_to_the_figures_of_all():
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randint(0, 9, (6, 4, 4), generator=generator)
+    matrices[:3, 2] = 0  # a class that some scenes do not have, and one that none predicts
+    matrices[:, :, 3] = 0
+    matrices[0] *= 50  # a large scene counts for more
+    tables = [scene_figures(matrix, tuple("abcd"))["classes"] for matrix in matrices]
+    together, whole = pooled_scene_figures(tables), scene_figures(matrices.sum(0), tuple("abcd"))
+    assert together == whole
+    assert whole["miou"] != pytest.approx(
+        sum(scene_figures(matrix, tuple("abcd"))["miou"] for matrix in matrices) / 6, abs=1e-3
+    )
 
 
 def test_a_scene_without_labels_is_an_error():

@@ -4,7 +4,7 @@ Predictions may carry leading axes (several poses of each shape); labels are one
 segmentation one per point.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -171,20 +171,50 @@ def scene_figures(
     Degenerate: a class that no point has and that is nowhere predicted does not count; the class
         accuracy leaves out every class that no point has.
     """
-    counts = confusion.double()
-    if counts.sum() == 0:
+    return _scene_figures(confusion.diagonal(), confusion.sum(1), confusion.sum(0), names)
+
+
+def pooled_scene_figures(tables: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
+    """Return the figures of several test sets together, from the tables of `scene_figures`.
+
+    So the six folds of S3DIS become one figure: counts are summed over all areas, each of which was
+    labelled by the network that had not seen it.
+    """
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    counts = torch.zeros(3, len(names), dtype=torch.long)
+    for table in tables:
+        for name, row in table.items():
+            right = round(row["accuracy"] * row["points"])
+            added = (right, int(row["points"]), int(row["predicted"]))
+            counts[:, names.index(name)] += torch.tensor(added)
+    hits, true, said = counts
+    return _scene_figures(hits, true, said, names)
+
+
+def _scene_figures(
+    hits: Int[Tensor, " classes"],
+    true: Int[Tensor, " classes"],
+    said: Int[Tensor, " classes"],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return the figures from the points of each class: found, there, and predicted."""
+    if true.sum() == 0:
         raise ValueError("no labelled point: figures of nothing are not defined")
-    hits, true, said = counts.diagonal(), counts.sum(1), counts.sum(0)
     union = true + said - hits
-    iou, accuracy = hits / union.clamp_min(1), hits / true.clamp_min(1)
+    iou, accuracy = hits.double() / union.clamp_min(1), hits.double() / true.clamp_min(1)
     table = {
-        name: {"iou": iou[i].item(), "accuracy": accuracy[i].item(), "points": int(true[i])}
+        name: {
+            "iou": iou[i].item(),
+            "accuracy": accuracy[i].item(),
+            "points": int(true[i]),
+            "predicted": int(said[i]),
+        }
         for i, name in enumerate(names)
         if union[i] > 0
     }
     return {
         "miou": iou[union > 0].mean().item(),
-        "overall_accuracy": (hits.sum() / counts.sum()).item(),
+        "overall_accuracy": (hits.sum().double() / true.sum()).item(),
         "class_accuracy": accuracy[true > 0].mean().item(),
         "classes": table,
     }

@@ -151,7 +151,8 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
     assert "| 90.50 |" in text  # without the excluded shapes
     rows = section(text, "### Best test epoch")
-    assert rows[FULL] == ["", "float32", "z/so3", "modelnet40:hdf5 test", "91.01", "91.50"]
+    where = ["", "float32", "z/so3", "modelnet40:hdf5 test"]
+    assert rows[FULL] == [*where, "overall", "91.01", "91.50"]
 
 
 def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
@@ -321,7 +322,7 @@ def test_the_command(uncut, tmp_path, capsys, monkeypatch):
     assert "needs run folders" in capsys.readouterr().err
 
 
-def parts_evaluation(instance, rotation="so3", data="shapenetpart:hdf5"):
+def parts_evaluation(instance, rotation="so3", data="shapenetpart:hdf5", samples=2874):
     figures = {
         "instance_miou": instance,
         "class_miou": instance - 0.04,
@@ -330,7 +331,8 @@ def parts_evaluation(instance, rotation="so3", data="shapenetpart:hdf5"):
         "categories": {"Airplane": 0.8, "Chair": 0.9},
     }
     heads = {"invariant": figures, "combined": figures}
-    return {"heads": heads, "rotation": rotation, "data": data, "split": "test"}
+    facts = {"rotation": rotation, "data": data, "split": "test", "samples": samples}
+    return {"heads": heads, **facts}
 
 
 def test_segmentation_has_its_own_tables(tmp_path):
@@ -352,12 +354,68 @@ def test_segmentation_has_its_own_tables(tmp_path):
     assert "Tab. 8" not in text
 
 
+def test_other_shapes_in_its_layout_are_not_shapenetpart(tmp_path):
+    config = to_json(preset_config("psb", "locotrans_dgcnn_partseg"))
+    measured = parts_evaluation(0.7, data="shapenetpart:normal", samples=152)
+    (tmp_path / "psb.json").write_text(json.dumps({"config": config, "evaluation": measured}))
+    text = report([tmp_path / "psb.json"])
+    assert "Tab. 3" not in text
+    assert "shapenetpart:normal test, 152 clouds | 70.00 | 66.00 |" in text
+
+
+def test_segmentation_tells_the_mean_accuracy_the_best_epoch_and_the_rest(tmp_path):
+    figures = {"miou": 0.4, "overall_accuracy": 0.8, "class_accuracy": 0.5}
+    figures |= {"rotation_agreement": 0.9, "classes": {}}
+    lines = [
+        {"epoch": epoch, "evaluation": {"split": "test", "miou": miou, "overall_accuracy": other}}
+        for epoch, miou, other in ((1, 0.3, 0.7), (2, 0.45, 0.9), (3, 0.4, 0.99))
+    ]
+    best = best_test_epoch(lines)
+    assert best == {"epoch": 2, "miou": 0.45, "of": 3}  # by what networks are compared by
+    rest = {"heads": {"combined": {**figures, "miou": 0.35}}}
+    measured = {"heads": {"combined": figures}, "rotation": "so3", "data": "s3dis"}
+    measured |= {"split": "test", "without_excluded": rest}
+    config = to_json(preset_config("s3dis_spheres", "dgcnn_semseg"))
+    document = {"config": config, "evaluation": measured, "best_test_epoch": best}
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    text = report([tmp_path / "one.json"])
+    assert "| s3dis test |  |  | 40.00 | 80.00 | 50.00 | 90.00 | 35.00 |" in text
+    assert "| s3dis test | mIoU | 40.00 | 45.00 |" in text
+
+
+def test_six_folds_are_one_figure(tmp_path):
+    files = []
+    for area in range(1, 7):
+        right = 10 * area
+        row = {"iou": right / 100, "accuracy": right / 100, "points": 100, "predicted": right}
+        figures = {"miou": row["iou"], "overall_accuracy": row["accuracy"], "class_accuracy": 0.5}
+        figures |= {"rotation_agreement": 1.0, "classes": {"wall": row}}
+        config = preset_config("s3dis_area5", "dgcnn_semseg")
+        config = dataclasses.replace(config, data=f"s3dis:area{area}", epochs=9)
+        measured = {"heads": {"combined": figures}, "rotation": "so3"}
+        measured |= {"data": f"s3dis:area{area}", "split": "test", "samples": 50 + area}
+        files.append(tmp_path / f"{area}.json")
+        files[-1].write_text(json.dumps({"config": to_json(config), "evaluation": measured}))
+    assert "six folds" not in report(files[:5])
+    text = report(files)
+    row = (
+        "| s3dis_area5, but epochs 9 | dgcnn_semseg |  | float32 | z/so3 | 35.00 | 35.00 | 35.00 |"
+    )
+    assert f"{row} wall 35.00 |" in text[text.index("## S3DIS, six folds") :]
+
+
 def test_other_rooms_are_not_area_5(tmp_path):
     config = preset_config("s3dis_area5", "dgcnn_semseg")
     figures = {"miou": 0.4, "overall_accuracy": 0.8, "class_accuracy": 0.5}
     figures |= {"rotation_agreement": 0.9, "classes": {"floor": {"iou": 0.9, "accuracy": 0.9}}}
-    for data, there in (("s3dis:area5", True), ("s3dis", False), ("s3dis:area6", False)):
+    for data, clouds, there in (
+        ("s3dis:area5", 5000, True),
+        ("s3dis:area5", 12, False),  # rooms of one's own, or of the built-in set
+        ("s3dis", 5000, False),
+        ("s3dis:area6", 5000, False),
+    ):
         measured = {"heads": {"combined": figures}, "rotation": "so3", "data": data}
+        measured["samples"] = clouds
         document = {"config": to_json(config), "evaluation": {**measured, "split": "test"}}
         file = tmp_path / "one.json"
         file.write_text(json.dumps(document))

@@ -9,7 +9,7 @@ from torch import nn
 
 from locotrans.data import CloudSet
 from locotrans.data.samplings import LINES, SAMPLINGS
-from locotrans.models import ClassifierOutput
+from locotrans.models import ClassifierOutput, create_model
 from locotrans.training.evaluate import evaluate
 from locotrans.training.samplings import measure_samplings, resampled, samplings_table
 
@@ -97,6 +97,12 @@ def test_the_table(spheres):
 def test_bad_arguments(spheres, options, reason):
     with pytest.raises(ValueError, match=reason):
         measure_samplings(SpreadClassifier(), spheres, 200, **options)
+
+
+def test_sampled_points_have_no_labels(spheres):
+    model = create_model("dgcnn_partseg", 4, k=4, categories=2)
+    with pytest.raises(ValueError, match="so only classifiers are measured"):
+        measure_samplings(model, spheres, 200)
 
 
 def test_figures_without_excluded_shapes(spheres):

@@ -157,6 +157,9 @@ def shapes(tmp_path):
     for name, cloud in zip(("chair", "table", "ufo"), clouds, strict=False):
         (root / name).mkdir(parents=True)
         np.savetxt(root / name / "one.xyz", cloud, fmt="%.6f")
+    np.savetxt(
+        root / "table" / "holes.xyz", np.where(np.arange(150)[:, None] % 10, clouds[1], np.nan)
+    )
     (root / "chair" / "broken.ply").write_bytes(b"ply\nnothing")
     return root
 
@@ -166,7 +169,8 @@ def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, 
     status = segment([shapes], parts_weights, out, picture=True)
     assert status == 1
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert any("holes.xyz: 135 points (15 nan points left out): " in line for line in lines)
     assert sum(": error: " in line for line in lines) == 2
     assert any("its category is not known: name it (--category)" in line for line in lines)
     labelled, original = read_cloud(out / "chair/one.ply"), read_cloud(shapes / "chair/one.xyz")
@@ -177,11 +181,12 @@ def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, 
     assert set(read_cloud(out / "table/one.ply").labels.unique().tolist()) <= {2, 3}
     listing = json.loads((out / "segments.json").read_text())
     assert listing["names"] == list(PARTS)
-    row = next(row for row in listing["files"] if row["category"] == "table")
-    assert sum(row["labels"].values()) == row["points"] == 150
+    first, last = (row for row in listing["files"] if row["category"] == "table")
+    assert sum(last["labels"].values()) == last["points"] == 150
+    assert (first["points"], first["holes"]) == (135, 15)
     for _ in range(2):  # the second does not read the results of the first
         assert segment([shapes], parts_weights, shapes / "again") == 1
-    assert len(json.loads((shapes / "again/segments.json").read_text())["files"]) == 4
+    assert len(json.loads((shapes / "again/segments.json").read_text())["files"]) == 5
 
 
 @pytest.mark.parametrize("form", ["npz", "las"])

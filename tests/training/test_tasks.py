@@ -68,6 +68,19 @@ def test_parts_by_a_network_that_knows_the_first_part_of_each_category(shapes):
     assert result["heads"]["invariant"] != result["heads"]["equivariant"]
 
 
+def test_figures_without_excluded_shapes_are_those_of_the_rest(shapes):
+    named = replace(shapes, ids=tuple(f"chairs/shape_{row}" for row in range(len(shapes))))
+    rest = named.subset([row for row in range(len(named)) if row not in (0, 7)])
+    for categories in (20, 0):  # parts, scenes
+        model = Fixed(shapes, categories, lambda points, _=None: (points[..., 0] > 0).long())
+        excluded = ["shape_0.txt", "shape_7"]
+        result = evaluate(model, named, "none", batch_size=5, excluded=excluded)
+        without = result["without_excluded"]
+        assert (without["samples"], without["excluded"]) == (20, 2)
+        assert without["heads"] == evaluate(model, rest, "none")["heads"]
+        assert without["heads"] != result["heads"]
+
+
 def test_answers_outside_the_category_are_not_considered(shapes):
     one = shapes.subset([0])
     foreign = int((~one.allowed_parts[one.labels[0]]).nonzero()[0, 0])
@@ -112,7 +125,8 @@ def test_scenes_and_unlabelled_points():
     assert result["overall_accuracy"] == 2 / 5
     assert result["miou"] == pytest.approx((2 / 5 + 0) / 2)
     assert result["class_accuracy"] == 1 / 2
-    assert result["classes"]["floor"] == {"iou": 2 / 5, "accuracy": 1.0, "points": 4}
+    row = {"iou": 2 / 5, "accuracy": 1.0, "points": 4, "predicted": 10}
+    assert result["classes"]["floor"] == row
     unlabelled = scenes(torch.full((2, 4), -1))
     with pytest.raises(ValueError, match=r"rooms \(test\): all points are unlabelled"):
         evaluate(model, unlabelled, "so3")

@@ -130,7 +130,7 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
         PARTS,
         model="locotrans_dgcnn_semseg",
         options=(*PARTS.options, "colors=true"),
-        data="s3dis:area2,sphere=0.8",
+        data="s3dis:area5,sphere=0.8",
         root=tmp_path,
         points=128,
         shapes=8,
@@ -156,6 +156,34 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
     main(["segment", *folders, "--weights", str(tmp_path / "run"), "--turns", "1"])
     with np.load(tmp_path / "labelled" / f"{room.stem}.npz") as labelled:
         np.testing.assert_allclose(labelled["points"], np.load(room)[:, :3], atol=1e-5)
+
+
+def test_the_recipe_of_area_5_on_an_export_in_the_official_layout(tmp_path, capsys):
+    export("s3dis", tmp_path, train=30, test=6, points=64)
+    small = ["--points", "64", "--epochs", "1", "--batch-size", "4", "--shapes", "8"]
+    small += ["--options", *PARTS.options, "--test-shapes", "4", "--device", "cpu"]
+    run = tmp_path / "run"
+    common = ["train", "--preset", "s3dis_area5", "--root", str(tmp_path), "--out", str(run)]
+    main([*common, *small])
+    assert "s3dis:area5 test, 4 blocks, rotation so3, 3 per block" in capsys.readouterr().out
+    record = json.loads((run / "record.json").read_text())
+    assert record["config"]["decay_every"] == 30
+    assert record["evaluation"]["data"] == "s3dis:area5"
+
+
+def test_a_test_split_without_labels_is_refused_before_training(tmp_path):
+    export("s3dis", tmp_path, train=6, test=6, points=64)
+    (room,) = (tmp_path / "stanford_indoor3d").glob("Area_5_*.npy")
+    rows = np.load(room)
+    rows[:, 6] = -1
+    np.save(room, rows)
+    names = {"model": "locotrans_dgcnn_semseg", "data": "s3dis:area5", "out": tmp_path / "run"}
+    config = dataclasses.replace(
+        PARTS, **names, root=tmp_path, shapes=None, test_shapes=None, batch_size=2
+    )
+    with pytest.raises(ValueError, match=r"s3dis:area5 \(test\): all points are unlabelled"):
+        train(config, quiet())
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_data_and_models_are_refused(parts_run, tmp_path, capsys):

@@ -68,8 +68,8 @@ def evaluate(
         device=place,
         excluded=() if exclude is None else exclude.read_text().split(),
     )
-    print_evaluation(result)
     write_result(json, result, weights, metadata, place)
+    print_evaluation(result)
 
 
 def perturb(
@@ -142,11 +142,11 @@ def perturb(
             report=lambda done, total: bar.update(task, completed=done, total=total),
         )
     console = Console()
+    write_result(json, result, weights, metadata, place)
     console.print(protocol_of(result), soft_wrap=True, markup=False)
     console.print(*perturbation_tables(result))
     for case in result["skipped"]:
         console.print(f"left out: {case}", markup=False)
-    write_result(json, result, weights, metadata, place)
 
 
 def samplings(
@@ -206,6 +206,6 @@ def samplings(
         device=place,
     )
     console = Console()
+    write_result(json, result, weights, metadata, place)
     console.print(protocol_of(result), soft_wrap=True, markup=False)
     console.print(samplings_table(result))
-    write_result(json, result, weights, metadata, place)

@@ -3,7 +3,7 @@
 A protocol such as z/SO(3) names the rotations of training and of testing; here is the second half.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import PurePath
@@ -31,6 +31,11 @@ TITLES = {
     "rotation_agreement": "agreement",
 }
 """Figures of an evaluation, as columns."""
+
+
+def main_figure(figures: Mapping[str, Any]) -> str:
+    """Name the figure that networks for a task are compared by: an mIoU, or the accuracy."""
+    return next(name for name in ("instance_miou", "miou", "overall_accuracy") if name in figures)
 
 
 @torch.inference_mode()
@@ -63,8 +68,7 @@ def evaluate(
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
         excluded: ids of shapes (names of files, whatever their folder and suffix); with any, the
-            figures of a classifier without those shapes stand beside the others, as
-            ``without_excluded``.
+            figures without those shapes stand beside the others, as ``without_excluded``.
     """
     if len(data) == 0:
         raise ValueError(f"data set {data.name!r} has no shapes in split {data.split!r}")
@@ -77,17 +81,19 @@ def evaluate(
         if is_segmenter(model):
             from locotrans.training.evaluate_points import tally_points
 
-            heads = tally_points(model, data, R, batch_size, device)
+            heads, some = tally_points(model, data, R, batch_size, device, kept)
         else:
             answers = ask_shapes(model, data, R, batch_size, device)
-            heads = tally_shapes(answers, data.labels)
+            heads, some = tally_shapes(answers, data.labels), {}
+            if kept is not None:
+                rest = {head: (a[kept], b[:, kept]) for head, (a, b) in answers.items()}
+                some = tally_shapes(rest, data.labels[kept])
     without = {}
-    if kept is not None and not is_segmenter(model):
-        some = {head: (a[kept], b[:, kept]) for head, (a, b) in answers.items()}
+    if kept is not None:
         without["without_excluded"] = {
             "samples": len(kept),
             "excluded": len(data) - len(kept),
-            "heads": tally_shapes(some, data.labels[kept]),
+            "heads": some,
         }
     return {
         **heads["combined"],

@@ -21,6 +21,7 @@ class Tally:
         self.parts = labels_parts(model)
         self.data = data
         self.ious: list[Float[Tensor, "poses b"]] = []
+        self.labels: list[Int[Tensor, " b"]] = []
         self.confusion = torch.zeros(len(data.part_names), len(data.part_names), dtype=torch.long)
         self.unchanged = 0
         self.points = 0
@@ -33,6 +34,7 @@ class Tally:
         labels: Int[Tensor, " b"],
     ) -> None:
         """Count the answers for a batch: in every pose, and in that of the file."""
+        self.labels.append(labels.cpu())
         if self.parts:
             allowed = self.data.allowed_parts.to(truth.device)
             # an unlabelled point is none of its category's parts, whatever is said of it
@@ -54,7 +56,9 @@ class Tally:
         if not self.parts:
             table = {"classes": scene.pop("classes")}
             return {**scene, **agreement, **table}
-        figures = part_figures(torch.cat(self.ious, -1), self.data.labels, self.data.class_names)
+        figures = part_figures(
+            torch.cat(self.ious, -1), torch.cat(self.labels), self.data.class_names
+        )
         table = {"categories": figures.pop("categories")}
         overall = {"overall_accuracy": scene["overall_accuracy"]}
         return {**figures, **overall, **agreement, **table}
@@ -66,7 +70,8 @@ def tally_points(
     rotations: Float[Tensor, "s r 3 3"],
     batch_size: int,
     device: torch.device | str,
-) -> dict[str, dict[str, Any]]:
+    kept: Int[Tensor, " m"] | None = None,
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the figures of every head, every sum of heads, and the network's own combination.
 
     Args:
@@ -75,11 +80,19 @@ def tally_points(
         rotations: of each shape.
         batch_size: shapes at a time.
         device: where to compute.
+        kept: indices of shapes that are counted apart, too.
+
+    Returns:
+        The figures of all shapes, and of those that are kept, or nothing.
     """
     check_points_of(model, data)
     assert data.parts is not None
     extra = given(model, data)
     tallies: dict[str, Tally] = {}
+    some: dict[str, Tally] = {}
+    chosen = torch.zeros(len(data), dtype=torch.bool)
+    if kept is not None:
+        chosen[kept] = True
     for start in range(0, len(data), batch_size):
         rows = slice(start, start + batch_size)
         batch = {name: x[rows].to(device) for name, x in extra.items()}
@@ -92,10 +105,17 @@ def tally_points(
             for pose in range(turns.shape[1])
         ]
         for head, unrotated in stored.items():
-            tally = tallies.setdefault(head, Tally(model, data))
             answers = torch.stack([pose[head] for pose in poses])
-            tally.add(answers, unrotated, data.parts[rows].to(device), labels)
-    return {head: tally.figures() for head, tally in tallies.items()}
+            truth, counted = data.parts[rows].to(device), chosen[rows].to(device)
+            tally = tallies.setdefault(head, Tally(model, data))
+            tally.add(answers, unrotated, truth, labels)
+            if bool(counted.any()):
+                part = some.setdefault(head, Tally(model, data))
+                part.add(answers[:, counted], unrotated[counted], truth[counted], labels[counted])
+    return (
+        {head: tally.figures() for head, tally in tallies.items()},
+        {head: tally.figures() for head, tally in some.items()},
+    )
 
 
 def best_label(

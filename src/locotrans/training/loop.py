@@ -31,7 +31,7 @@ from locotrans.data.transforms import (
 from locotrans.distributed import process, processes
 from locotrans.geometry import Axis
 from locotrans.training.config import TrainConfig, derive_seed, portable
-from locotrans.training.evaluate import evaluate
+from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
 from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder
@@ -225,16 +225,16 @@ def finish(run: Run) -> None:
 def best_test_epoch(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the best of several evaluations on the test split, for comparison with papers only."""
     tested = [
-        (line["evaluation"]["overall_accuracy"], line["epoch"])
-        for line in lines
-        if "evaluation" in line
-        and line["evaluation"]["split"] == "test"
-        and "overall_accuracy" in line["evaluation"]
+        line for line in lines if "evaluation" in line and line["evaluation"]["split"] == "test"
     ]
     if len(tested) < 2:
         return None
-    accuracy, epoch = max(tested, key=lambda item: (item[0], -item[1]))
-    return {"epoch": epoch, "overall_accuracy": accuracy, "of": len(tested)}
+    figure = main_figure(tested[0]["evaluation"])
+    share, epoch = max(
+        ((line["evaluation"][figure], line["epoch"]) for line in tested),
+        key=lambda item: (item[0], -item[1]),
+    )
+    return {"epoch": epoch, figure: share, "of": len(tested)}
 
 
 def summary(line: dict[str, Any]) -> str:

@@ -29,7 +29,14 @@ from locotrans.training.parts import LISTING
 from locotrans.training.presets import read_config
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step
-from locotrans.training.tasks import build_model, given, targets, typical_radius
+from locotrans.training.tasks import (
+    build_model,
+    check_points_of,
+    given,
+    is_segmenter,
+    targets,
+    typical_radius,
+)
 
 CHECKPOINT = "checkpoint.safetensors"
 # keys of derive_seed: one stream of random numbers for each purpose
@@ -92,6 +99,8 @@ class Run:
             )
         torch.manual_seed(derive_seed(config.seed, INITIAL_WEIGHTS))
         model = build_model(config.model, self.train_set, options)
+        if is_segmenter(model):
+            check_points_of(model, self.held_out)
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.take_step = Step(self.model, config, self.device)

@@ -19,6 +19,7 @@ from locotrans.data.transforms import RotationProtocol
 from locotrans.training.config import derive_seed
 from locotrans.training.evaluate import evaluate
 from locotrans.training.predict.samples import choose_points
+from locotrans.training.tasks import is_segmenter
 
 COUNTS = (512, 1024, 2048, 4096, 8192)
 SAMPLING = 2  # key of derive_seed
@@ -57,6 +58,8 @@ def measure_samplings(
         ``rows``, the reference first, each with the figures of every head and with ``loss``, the
         overall accuracy less than that of the reference; what all rows share stands beside it.
     """
+    if is_segmenter(model):
+        raise ValueError("sampled points have no labels, so only classifiers are measured")
     dense = data.points.shape[1]
     if max(counts, default=1) > dense or points > dense or min(counts, default=1) < 1:
         raise ValueError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from locotrans.models import model_config
 from locotrans.training.config import TrainConfig, parse_options, typed_fields
+from locotrans.training.evaluate import main_figure
 from locotrans.training.presets import VARIED, base_config, deviations
 from locotrans.training.record import read_json
 
@@ -58,8 +59,9 @@ class Result:
     seed: int
     heads: Mapping[str, Mapping[str, float]]
     without_excluded: float | None = None
-    """Overall accuracy without the excluded shapes, where that was measured."""
+    """Accuracy, or mIoU, without the excluded shapes, where that was measured."""
     best_test_epoch: float | None = None
+    """The same figure of the best test epoch, where several were measured."""
     sampled: Sequence[Mapping[str, Any]] = ()
     """The rows of `samplings`."""
     date: str = ""
@@ -96,14 +98,16 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
     try:
         if "evaluation" in document:
             settings, measured = document["config"], document["evaluation"]
-            best = document.get("best_test_epoch", {}).get("overall_accuracy")
+            best = document.get("best_test_epoch", {}).get(
+                main_figure(measured["heads"]["combined"])
+            )
         else:
             settings, measured, best = document["training"]["settings"], document, None
         config = TrainConfig(**typed_fields(TrainConfig, settings))
         date = document.get("environment", {}).get("date", "")
         if "rows" not in measured:
             excluded = measured.get("without_excluded", {}).get("heads", {}).get("combined", {})
-            without = excluded.get("overall_accuracy")
+            without = excluded.get(main_figure(excluded)) if excluded else None
             key, heads = key_of(config, measured), measured["heads"]
             yield Result(key, config.seed, heads, without, best, date=date)
         elif "count" in measured["rows"][0]:

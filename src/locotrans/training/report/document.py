@@ -17,6 +17,7 @@ from locotrans.training.report.tables import (
     perturbed_clouds,
     sampled_clouds,
     segmentations,
+    six_folds,
 )
 
 MAIN = "modelnet40"
@@ -54,4 +55,5 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
                 lines += text
         lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine)]
         lines += [*perturbed_clouds(mine), *sampled_clouds(mine)]
+    lines += six_folds(results)
     return "\n".join(lines).rstrip() + "\n"

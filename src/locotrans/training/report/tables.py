@@ -1,9 +1,14 @@
 """Tables of everything that was measured, a row or a table for each way of measuring."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from locotrans.counting import counted
+from locotrans.data.s3dis import ROOMS
+from locotrans.metrics import pooled_scene_figures
+from locotrans.training.evaluate import TITLES, main_figure
 from locotrans.training.report.collect import Key, Result, aggregate
 
 SEGMENTATION = {
@@ -11,6 +16,7 @@ SEGMENTATION = {
     "class_miou": "class mIoU",
     "miou": "mIoU",
     "overall_accuracy": "overall",
+    "class_accuracy": "class mean",
     "rotation_agreement": "agreement",
 }
 RUN = ["model", "options", "precision", "protocol"]
@@ -58,12 +64,16 @@ def all_runs(results: Sequence[Result]) -> list[str]:
             aggregate([r.heads["combined"][name] for r in same])
             for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
         ]
-        without = [r.without_excluded for r in same if r.without_excluded is not None]
-        last = aggregate(without) if without else ""
-        rows.append([*run_cells(key), data_cell(key), *figures, last])
+        rows.append([*run_cells(key), data_cell(key), *figures, without_cell(same)])
     header = [*RUN, "data", "overall", "class mean", "agreement"]
     table = markdown([*header, "overall, without excluded"], rows)
     return ["### All evaluations", "", *table, ""] if rows else []
+
+
+def without_cell(results: Sequence[Result]) -> str:
+    """Write the figure without the excluded shapes, where that was measured."""
+    without = [r.without_excluded for r in results if r.without_excluded is not None]
+    return aggregate(without) if without else ""
 
 
 def is_segmentation(result: Result) -> bool:
@@ -81,13 +91,13 @@ def segmentations(results: Sequence[Result]) -> list[str]:
             aggregate([x[name] for x in combined]) if name in combined[0] else ""
             for name in SEGMENTATION
         ]
-        rows.append([*run_cells(key), data_cell(key), *figures])
+        rows.append([*run_cells(key), data_cell(key), *figures, without_cell(same)])
         names.append(f"{run_title(key)}, {data_cell(key)}")
         for name, each in tables_of(combined).items():
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
     if not rows:
         return []
-    header = [*RUN, "data", *SEGMENTATION.values()]
+    header = [*RUN, "data", *SEGMENTATION.values(), "(instance) mIoU, without excluded"]
     lines = ["### Segmentation", "", *markdown(header, rows), ""]
     cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
     return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]
@@ -102,14 +112,54 @@ def tables_of(figures: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
+def six_folds(results: Sequence[Result]) -> list[str]:
+    """Write what the six folds of S3DIS give together, where all were run."""
+    folds: dict[tuple[Key, int], dict[str, Result]] = {}
+    for result in results:
+        area = re.search(r"s3dis:area\d", result.key.data)
+        if area and is_segmentation(result) and not result.key.part_of:
+            place = (whole_key(result.key), result.seed)
+            folds.setdefault(place, {})[area.group()] = result
+    whole: dict[Key, list[dict[str, Any]]] = {}
+    for (key, _), by in folds.items():
+        if len(by) == len(ROOMS):
+            combined: list[Mapping[str, Any]] = [x.heads["combined"] for x in by.values()]
+            tables = [figures["classes"] for figures in combined]
+            whole.setdefault(key, []).append(pooled_scene_figures(tables))
+    rows = [
+        [
+            f"{key.preset or 'no preset'}{', but ' * bool(key.departures)}{key.departures}",
+            *run_cells(key),
+            *(
+                aggregate([x[figure] for x in same])
+                for figure in ("miou", "overall_accuracy", "class_accuracy")
+            ),
+            ", ".join(f"{name} {aggregate(each)}" for name, each in tables_of(same).items()),
+        ]
+        for key, same in sorted(whole.items(), key=lambda item: str(item[0]))
+    ]
+    header = ["recipe", *RUN, "mIoU", "overall", "class mean", "IoU of every class"]
+    title = "## S3DIS, six folds: each area by a network that was trained on the other five"
+    return [title, "", *markdown(header, rows), ""] if rows else []
+
+
+def whole_key(key: Key) -> Key:
+    """Identify a measurement but for the area that it was made on."""
+    departures = re.sub(r"s3dis:area\d", "s3dis:area", key.departures)
+    departures = re.sub(r"data s3dis:area(, |$)", "", departures).removesuffix(", ")
+    data = re.sub(r"area\d", "area", key.data)
+    return replace(key, departures=departures, data=data, samples=0)
+
+
 def best_epochs(results: Sequence[Result]) -> list[str]:
     """Write the best test epochs beside the last, where they were recorded."""
     rows = []
     for key, same in groups([r for r in results if r.best_test_epoch is not None]):
-        last = aggregate([r.heads["combined"]["overall_accuracy"] for r in same])
+        figure = main_figure(same[0].heads["combined"])
+        last = aggregate([r.heads["combined"][figure] for r in same])
         best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
-        rows.append([*run_cells(key), data_cell(key), last, best])
-    header = [*RUN, "data", "last epoch", "best test epoch"]
+        rows.append([*run_cells(key), data_cell(key), TITLES[figure], last, best])
+    header = [*RUN, "data", "figure", "last epoch", "best test epoch"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
     return [title, "", *markdown(header, rows), ""] if rows else []
 

@@ -32,6 +32,8 @@ class Segmented(NamedTuple):
     path: Path
     out: Path | None = None
     points: int | None = None
+    holes: int = 0
+    """Points of nan in the file, which are left out."""
     category: str | None = None
     labels: dict[str, int] | None = None
     """Points of each label that occurs."""
@@ -183,7 +185,7 @@ def _segment(
     if picture:
         draw(out.with_suffix(".png"), cloud, labels, network.names, seed)
     counts = Counter({network.names[i]: int(n) for i, n in enumerate(np.bincount(labels)) if n})
-    return Segmented(path, out, len(cloud), name, dict(counts.most_common()))
+    return Segmented(path, out, len(cloud), cloud.holes, name, dict(counts.most_common()))
 
 
 def _category(
@@ -216,4 +218,5 @@ def _line(row: Segmented) -> str:
     if row.error is not None or row.labels is None or row.points is None:
         return f"{path}: error: {row.error}"
     shares = ", ".join(f"{name} {n / row.points:.0%}" for name, n in list(row.labels.items())[:4])
-    return f"{path}: {counted(row.points, 'point')}: {shares} -> {row.out}"
+    holes = f" ({counted(row.holes, 'nan point')} left out)" if row.holes else ""
+    return f"{path}: {counted(row.points, 'point')}{holes}: {shares} -> {row.out}"
