@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from predict_files import watched
-from timing import markdown, record_arguments, write_record
+from timing import device_argument, markdown, record_arguments, write_record
 
 from locotrans import create_model
 from locotrans.data import load_dataset
@@ -30,7 +30,6 @@ from locotrans.training.config import to_json
 from locotrans.training.predict.embeddings import embeddings_of
 from locotrans.training.predict.progress import load_inference
 from locotrans.training.predict.samples import load_sample
-from locotrans.training.record import find_device
 from locotrans.training.search import Index, build_index, find_nearest
 from locotrans.training.search.build import unit
 
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--points", type=int, default=128, help="of a file, and of fresh weights")
     parser.add_argument("--queries", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", type=device_argument)
     record_arguments(parser)
     args = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
@@ -105,19 +104,19 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         write_shapes(folder / "shapes", args.shapes, args.points, args.seed)
         index, start = folder / "shapes.index", time.perf_counter()
         with watched() as memory:
-            build_index(folder / "shapes", index, weights, device=args.device)
+            build_index(folder / "shapes", index, weights, device=str(args.device))
         seconds = time.perf_counter() - start
         result = {
             "model": Index.open(index).facts.model,
             "weights": "fresh" if args.weights is None else args.weights.name,
             "shapes": len(Index.open(index)),
             "seconds": seconds,
-            **ask(index, weights, args.queries, args.seed, args.device),
+            **ask(index, weights, args.queries, args.seed, str(args.device)),
             "MiB": memory.tenths(),
         }
     print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
     print(markdown(result["MiB"]))
-    write_record(args, find_device(args.device), result)
+    write_record(args, args.device, result)
     return result
 
 

@@ -22,13 +22,12 @@ import h5py
 import numpy as np
 import torch
 import trimesh
-from timing import markdown, record_arguments, write_record
+from timing import device_argument, markdown, record_arguments, write_record
 
 from locotrans import create_model
 from locotrans.data import load_dataset
 from locotrans.training.predict import Inference, find_files, predict_files
 from locotrans.training.predict.stream import count_workers
-from locotrans.training.record import find_device
 
 CLOUDS = ("ply", "pcd", "npy", "npz", "h5", "xyz", "csv", "pts")
 MESHES = ("off", "obj", "stl", "glb")
@@ -176,16 +175,15 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--points", type=int, default=1024)
     parser.add_argument("--workers", type=int, help="by default as `predict` chooses")
     parser.add_argument("--seed", type=int, default=0, help="of the files")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", type=device_argument)
     record_arguments(parser)
     args = parser.parse_args(arguments)
-    device = find_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder), args.files, args.seed)
-        result = measure(Path(folder), args, device)
+        result = measure(Path(folder), args, args.device)
     print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
     print(markdown(result["MiB"]))
-    write_record(args, device, result)
+    write_record(args, args.device, result)
     return result
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from timing import markdown, record_arguments, write_record
+from timing import device_argument, markdown, record_arguments, write_record
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset, rotate
@@ -22,7 +22,6 @@ from locotrans.data.transforms import RotationProtocol
 from locotrans.metrics import retrieval_map
 from locotrans.training import load_weights
 from locotrans.training.evaluate import sample_rotations
-from locotrans.training.record import find_device
 
 PROTOCOLS: tuple[RotationProtocol, ...] = ("none", "z", "so3")
 
@@ -64,10 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--shapes", type=int, help="shapes to generate, for a generated set")
     parser.add_argument("--seed", type=int, default=0, help="of the poses")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", default="auto", type=device_argument)
     record_arguments(parser)
     args = parser.parse_args(arguments)
-    device = find_device(args.device)
     rows, data = [], None
     for path in args.weights:
         model, metadata = load_weights(path)
@@ -75,14 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if data is None:
             where = {"root": args.root, "points": args.points, "shapes": args.shapes}
             data = load_dataset(args.data, args.split, **where)
-        figures = measure(model, data, args.seed, args.batch_size, device)
+        figures = measure(model, data, args.seed, args.batch_size, args.device)
         rows.append({"model": metadata["model"], **figures, "training": metadata})
     assert data is not None
     table = [{key: x for key, x in row.items() if key != "training"} for row in rows]
     print(f"{data.name} {data.split}, {len(data)} shapes of {args.points} points")
     print(markdown(table))
     results = {"networks": rows, "shapes": len(data), "data_checksum": data.checksum}
-    write_record(args, device, results)
+    write_record(args, args.device, results)
     return rows
 
 

@@ -254,6 +254,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args.batches = args.batches or ([32, 128] if cuda else [2] if small else [8])
     args.points = args.points or (256 if small else 1024)
     args.rounds = args.rounds or (2 if small else None)
+    if args.points < args.k:
+        parser.error(f"clouds of {args.points} points have no {args.k} neighbours (--points, --k)")
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
         args.batches = args.batches[:1]

@@ -193,6 +193,12 @@ def test_speed_refuses_unknown_names(arguments, capsys):
     assert "there are" in capsys.readouterr().err
 
 
+def test_speed_refuses_clouds_of_too_few_points(capsys):
+    with pytest.raises(SystemExit):
+        speed.main(["--device", "cpu", "--points", "10", "--k", "20"])
+    assert "10 points have no 20 neighbours" in capsys.readouterr().err
+
+
 def test_every_kernel_has_a_floor():
     size = kernel_timing.Size(32, 1024, 20, CPU)
     cases = list(kernel_cases.cases(size))
