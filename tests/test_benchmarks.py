@@ -384,3 +384,17 @@ def test_fuzzing_leaves_a_record(tmp_path):
     result = fuzz_readers.main(["--mutations=60", "--out", str(out)])
     assert result["refused"] + result["read in spite of damage"] == 60
     assert json.loads(out.read_text())["results"] == result
+
+
+def test_reasons_go_by_name_and_pass(monkeypatch):
+    monkeypatch.setattr(kernel_timing, "measure", lambda *_: timing.Timing(1.0, 1.0, 1.0))
+    monkeypatch.setattr(kernel_timing, "REASONS", {"double backward": "twice", "double": "once"})
+
+    def make(size):
+        x = size.draw(2)
+        return kernel_timing.Problem(lambda: 2 * x, lambda: x + x, [x])
+
+    passes = [kernel_timing.Pass(1.0)]
+    case = kernel_timing.Case("double 2, float32", make, passes, passes)
+    rows = kernel_timing.time_case(case, kernel_timing.Size(1, 3, 1, CPU), 0)
+    assert [row["why over 3"] for row in rows] == ["once", "twice"]
