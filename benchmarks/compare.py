@@ -42,7 +42,7 @@ from timing import (
 from torch import Tensor, nn
 
 from locotrans import create_model, list_models
-from locotrans.kernels import float32_products
+from locotrans.geometry.products import float32_products
 
 Row = dict[str, Any]
 Network = Callable[[Tensor], Any]

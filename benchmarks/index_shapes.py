@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from predict_files import watched
-from timing import device_argument, markdown, record_arguments, write_record
+from predict_files import show, watched
+from timing import device_argument, record_arguments
 
 from locotrans import create_model
 from locotrans.data import load_dataset
@@ -114,9 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             **ask(index, weights, args.queries, args.seed, str(args.device)),
             "MiB": memory.tenths(),
         }
-    print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
-    print(markdown(result["MiB"]))
-    write_record(args, args.device, result)
+    show(args, result)
     return result
 
 

@@ -21,7 +21,8 @@ from timing import (
 from torch import Tensor, nn
 
 from locotrans import create_model
-from locotrans.kernels import float32_products, set_kernels
+from locotrans.geometry.products import float32_products
+from locotrans.kernels import set_kernels
 from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step
 

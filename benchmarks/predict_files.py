@@ -168,6 +168,13 @@ def measure(folder: Path, args: argparse.Namespace, device: torch.device) -> dic
     }
 
 
+def show(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Print a result and, apart, its memory over time; write the record."""
+    print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
+    print(markdown(result["MiB"]))
+    write_record(args, args.device, result)
+
+
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=1000)
@@ -181,9 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         make_files(Path(folder), args.files, args.seed)
         result = measure(Path(folder), args, args.device)
-    print(markdown([{key: value for key, value in result.items() if key != "MiB"}]))
-    print(markdown(result["MiB"]))
-    write_record(args, args.device, result)
+    show(args, result)
     return result
 
 

@@ -61,7 +61,7 @@ from timing import (
     write_record,
 )
 
-from locotrans.kernels import float32_products
+from locotrans.geometry.products import float32_products
 
 SECTIONS = {  # and what each measures
     "train": "a whole training step",

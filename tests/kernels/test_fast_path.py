@@ -12,7 +12,8 @@ from locotrans import create_model
 from locotrans.convert import from_authors
 from locotrans.data import load_dataset
 from locotrans.geometry import random_rotations
-from locotrans.kernels import float32_products, set_kernels
+from locotrans.geometry.products import float32_products
+from locotrans.kernels import set_kernels
 from locotrans.nn.vn import VNLayer
 from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step

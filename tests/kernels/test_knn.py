@@ -1,6 +1,7 @@
 """The fused kNN against `locotrans.geometry.neighbors`."""
 
 import contextlib
+import importlib
 
 import pytest
 import torch
@@ -252,15 +253,37 @@ def test_duplicated_points_are_all_found(device, generator):
     assert same_sets(fused(x, 4, True, device), knn(x, 4))
 
 
-def test_kernels_run_on_the_device_of_their_input(device, generator, monkeypatch):
+LAUNCHING = {
+    "consistency": ["vector_losses"],
+    "cross_entropy": ["cross_entropy"],
+    "edge_max": ["edge_max", "frame_conv"],
+    "embed": ["embed_pool"],
+    "frames": ["symmetric_frames"],
+    "head": ["norm_act"],
+    "knn": ["nearest"],
+    "pool": ["pool_projections"],
+    "rpr": ["rpr_conv"],
+    "rpr_points": ["point_products"],
+    "vn_edges": ["vn_edge_conv"],
+    "vn_points": ["vn_norm_act", "vn_norm_act_mean"],
+    "vn_weights": ["pack_edges", "pack_halves", "pack_layer"],
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, x) for m, names in LAUNCHING.items() for x in names]
+)
+def test_kernels_run_on_the_device_of_their_input(module, name, monkeypatch):
     entered = []
 
+    @contextlib.contextmanager
     def device_of(x):
         entered.append(x)
-        return contextlib.nullcontext()
+        raise InterruptedError
+        yield
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    x = torch.randn(1, 8, 3, generator=generator).to(device)
-    kernel.nearest(x, 3, coordinates=True)
-    assert len(entered) == 1
+    x = torch.zeros(1)
+    with pytest.raises(InterruptedError):
+        getattr(importlib.import_module(f"locotrans.kernels.{module}"), name)(x)
     assert entered[0] is x

@@ -17,8 +17,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from locotrans.geometry.products import float32_products as float32_products
-
 _SETTINGS = ("auto", "off")
 _setting = "auto"
 

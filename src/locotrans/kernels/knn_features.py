@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from locotrans.geometry.neighbors import feature_rounding
-from locotrans.kernels import float32_products
+from locotrans.geometry.products import float32_products
 from locotrans.kernels.tiles import INTERPRETED
 
 CENTER_ROWS, CENTER_CHANNELS = 512, 8  # of a program that centres features

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from locotrans.distributed import count_over_processes, mean_over_processes, processes
-from locotrans.kernels import float32_products
+from locotrans.geometry.products import float32_products
 from locotrans.losses import classification_losses
 from locotrans.nn.norm import count_together
 from locotrans.training.config import TrainConfig

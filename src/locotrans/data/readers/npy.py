@@ -50,7 +50,7 @@ def read_npz(source: Source) -> Raw:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise source.error(f"is a damaged or encrypted npz ({error})") from None
-    except (NotImplementedError, UnicodeError, ValueError, OverflowError, TypeError) as error:
+    except (ValueError, OverflowError, TypeError) as error:
         raise source.error(f"is a damaged npz ({error})") from None
     return from_arrays(source, arrays)
 
