@@ -107,6 +107,8 @@ def test_our_models_are_checked_by_their_logits(small, points):
     assert_equivariant(small, points, output=lambda answer: answer.vectors)
     with pytest.raises(AssertionError, match="not invariant: the relative error of frames under"):
         assert_invariant(small, points, output="frames")
+    with pytest.raises(ValueError, match=r"of shape \(\), does not hold vectors"):
+        assert_equivariant(lambda x: x.sum(), points)
     with pytest.raises(ValueError, match=r"axis -1 of logits.*does not hold vectors"):
         assert_equivariant(small, points)
 

@@ -259,9 +259,10 @@ def test_perturbations_and_samplings(shelf):
 
 def test_files_that_are_no_records_are_named(tmp_path):
     file = tmp_path / "other.json"
-    file.write_text('{"a": 1}')
-    with pytest.raises(ValueError, match=r"other\.json is neither a record of `train` nor"):
-        read_results([file])
+    for document in ({"a": 1}, {"config": {}, "evaluation": {"heads": {"combined": {}}}}):
+        file.write_text(json.dumps(document))
+        with pytest.raises(ValueError, match=r"other\.json is neither a record of `train` nor"):
+            read_results([file])
     with pytest.raises(ValueError, match=r"gone\.json does not exist; name run folders"):
         read_results([tmp_path / "gone.json"])
     with pytest.raises(ValueError, match="is not a finished run"):
@@ -402,6 +403,11 @@ def test_six_folds_are_one_figure(tmp_path):
         "| s3dis_area5, but epochs 9 | dgcnn_semseg |  | float32 | z/so3 | 35.00 | 35.00 | 35.00 |"
     )
     assert f"{row} wall 35.00 |" in text[text.index("## S3DIS, six folds") :]
+    for change in ({"config": {"data": "s3dis:area5"}}, {"evaluation": {"split": "train"}}):
+        (name, fields), document = *change.items(), json.loads(files[0].read_text())
+        other = tmp_path / "other.json"
+        other.write_text(json.dumps({**document, name: {**document[name], **fields}}))
+        assert "six folds" not in report([other, *files[1:]])
 
 
 def test_other_rooms_are_not_area_5(tmp_path):

@@ -153,7 +153,8 @@ def export(
         figures = ["" if error is None else f"{error:.1e}" for error in errors]
         table.add_row(row.clouds, str(row.batch), str(row.points), row.output, *figures)
     console.print(table)
-    times = latency(network, out, [(1, points), (8, points), (1, 1024)])
+    sizes = dict.fromkeys([(1, points), (8, points), (1, 1024)])
+    times = latency(network, out, list(sizes))
     table = Table(title="processor time on the CPU, side by side")
     for column in ("batch", "points", "torch", "file", "torch / file"):
         table.add_column(column, justify="right")

@@ -95,7 +95,7 @@ def assert_equivariant(
     def rotate(R: Tensor) -> _Change:
         def change(name: str, x: Tensor) -> Tensor:
             axis = dim if dim is not None else (-2 if x.dim() >= 4 else -1)
-            if x.shape[axis] != 3:
+            if not -x.dim() <= axis < x.dim() or x.shape[axis] != 3:
                 raise ValueError(
                     f"axis {axis} of {name}, of shape {tuple(x.shape)}, does not hold vectors: "
                     "say which axis does by dim, or which part of the answer by output"

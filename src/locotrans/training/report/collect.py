@@ -66,6 +66,8 @@ class Result:
     """The rows of `samplings`."""
     date: str = ""
     """When it was measured, where it is told."""
+    trained_on: str = ""
+    """Name of the data set that it was trained on."""
 
 
 def read_results(paths: Sequence[Path]) -> list[Result]:
@@ -109,7 +111,8 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
             excluded = measured.get("without_excluded", {}).get("heads", {}).get("combined", {})
             without = excluded.get(main_figure(excluded)) if excluded else None
             key, heads = key_of(config, measured), measured["heads"]
-            yield Result(key, config.seed, heads, without, best, date=date)
+            facts = {"date": date, "trained_on": config.data}
+            yield Result(key, config.seed, heads, without, best, **facts)
         elif "count" in measured["rows"][0]:
             rows = measured["rows"]
             key = key_of(config, measured, ("samplings", 0.0))

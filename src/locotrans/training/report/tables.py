@@ -117,7 +117,9 @@ def six_folds(results: Sequence[Result]) -> list[str]:
     folds: dict[tuple[Key, int], dict[str, Result]] = {}
     for result in results:
         area = re.search(r"s3dis:area\d", result.key.data)
-        if area and is_segmentation(result) and not result.key.part_of:
+        whole_test = (result.key.split, result.key.part_of) == ("test", 0)
+        # a network is told by the area that it was not trained on
+        if area and area.group() in result.trained_on and whole_test and is_segmentation(result):
             place = (whole_key(result.key), result.seed)
             folds.setdefault(place, {})[area.group()] = result
     whole: dict[Key, list[dict[str, Any]]] = {}

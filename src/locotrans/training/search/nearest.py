@@ -38,7 +38,7 @@ def find_nearest(
 
 def find_duplicates(
     embeddings: Float32[np.ndarray, "n c"],
-    within: float = 0.01,
+    within: float,
     same: Callable[[int, int], bool] | None = None,
 ) -> list[list[tuple[int, float]]]:
     """Return groups of rows that are linked by distances of at most ``within``.

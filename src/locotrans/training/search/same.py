@@ -39,7 +39,8 @@ class SamePoints:
         if row not in self.known:
             file, facts = self.index.file(row), self.index.facts
             count = min(facts.points, POINTS)
-            sample = load_sample(file, count, facts.seed, choice=facts.choice)
+            # whatever the embeddings were made of: these do not depend on the order of the points
+            sample = load_sample(file, count, facts.seed, choice="farthest")
             if sample.points is None:
                 raise ValueError(
                     f"{file}: {sample.error}: bring the index up to date by `locotrans index`, or "
