@@ -156,6 +156,8 @@ def test_networks_as_onnx(name, tmp_path, capsys):
         near = row["error"] <= TOLERANCE
         assert near or row["exact_error"] <= max(TOLERANCE, 3 * row["torch_error"])
     assert read["certificate"]["passed"] is True
+    rows = read["certificate"]["rows"]
+    assert {row["expected"] for row in rows if row["name"] == "reflection"} == {"reported"}
     given = [(row["batch"], row["points"]) for row in logits if row["clouds"] == "given"]
     assert given == [(3, 64), (1, 64)]
     assert "3 files" in read["certificate"]["clouds"]

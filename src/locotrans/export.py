@@ -175,7 +175,8 @@ def compare(
     network = network.eval()
     sizes = ((1, k), (3, k + 1), (2, 4 * k + 1), (5, 100 + k))
     cases = [("random", example(network, b, n)) for b, n in sizes]
-    cases += [("given", with_category(network, part)) for part in (clouds, clouds[:1])]
+    parts = (clouds, clouds[:1]) if len(clouds) > 1 else (clouds,)
+    cases += [("given", with_category(network, part)) for part in parts]
     wide = copy.deepcopy(network).double()
     found = []
     for name, inputs in cases:
