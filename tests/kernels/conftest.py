@@ -1,6 +1,8 @@
 """Kernels run compiled on a CUDA device, and through Triton's interpreter anywhere else."""
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,33 @@ from torch import Tensor
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_changed_once() -> Iterator[None]:
+    """Spare Triton's interpreter half of its time.
+
+    A kernel that it starts has functions of the interpreter put into the language. They are put
+    there anew, after a look at everything in it, whenever the kernel calls a function.
+    """
+    interpreter = None
+    if importlib.util.find_spec("triton"):
+        interpreter = importlib.import_module("triton.runtime.interpreter")
+    change = getattr(interpreter, "_patch_lang", None)
+    if change is None:  # an inside of Triton's, which others may not have
+        yield
+        return
+    core = interpreter.tl.core
+
+    def change_once(function: Callable[..., object]) -> object:
+        known = [x for x in function.__globals__.values() if x is interpreter.tl or x is core]
+        if any(core.is_builtin(x.load) for x in known):
+            return change(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", change_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -42,9 +44,23 @@ def tiny(tmp_path):
     return dataclasses.replace(TINY, out=tmp_path / "run")
 
 
+class WholeRun(NamedTuple):
+    """A run that was trained without a break."""
+
+    folder: Path
+    record: dict[str, Any]
+    said: str
+
+
 @pytest.fixture(scope="session")
-def uncut(tmp_path_factory):
-    """The same run, trained without a break: its folder."""
+def whole_run(tmp_path_factory):
     config = dataclasses.replace(TINY, out=tmp_path_factory.mktemp("uncut") / "run")
-    train(config, Console(file=io.StringIO()))
-    return config.out
+    output = io.StringIO()
+    record = train(config, Console(file=output))
+    return WholeRun(config.out, record, output.getvalue())
+
+
+@pytest.fixture(scope="session")
+def uncut(whole_run):
+    """The folder of a run that was trained without a break."""
+    return whole_run.folder

@@ -21,10 +21,9 @@ def read_lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_its_files(tiny):
-    output = io.StringIO()
-    record = train(tiny, Console(file=output))
-    assert {path.name for path in tiny.out.iterdir()} == {
+def test_a_run_leaves_its_files(whole_run):
+    folder, record, said = whole_run
+    assert {path.name for path in folder.iterdir()} == {
         "config.json",
         "environment.json",
         "metrics.jsonl",
@@ -32,20 +31,20 @@ def test_a_run_leaves_its_files(tiny):
         "weights.safetensors",
         "record.json",
     }
-    lines = read_lines(tiny.out)
+    lines = read_lines(folder)
     assert [line["epoch"] for line in lines] == [1, 2, 3]
     assert ["evaluation" in line for line in lines] == [False, True, True]
     terms = {"total", "invariant", "equivariant", "orthogonality", "consistency", "accuracy"}
     assert all(terms <= line.keys() for line in lines)
     assert all(math.isfinite(line["total"]) for line in lines)
-    assert record == json.loads((tiny.out / "record.json").read_text())
+    assert record == json.loads((folder / "record.json").read_text())
     assert record["protocol"] == "z/so3"
     assert record["selection"] == "last epoch"
     assert record["precision"] == "float32"
     assert record["evaluation"] == lines[-1]["evaluation"]
     assert record["data_checksums"].keys() == {"train", "test"}
-    assert "about the" in output.getvalue()  # the axis of "z"
-    assert output.getvalue().count("epoch ") == 3
+    assert "about the" in said  # the axis of "z"
+    assert said.count("epoch ") == 3
 
 
 def test_the_weights_give_the_recorded_result(tiny, uncut):

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -146,15 +147,11 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tiny, uncut, monkeypatch):
 
 
 @pytest.fixture
-def unfinished(tiny, monkeypatch):
-    """A run that was cut between its last step and its weights."""
-
-    def cut(_):
-        raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save_weights", cut)
-        train_until_cut(tiny)
+def unfinished(tiny, uncut):
+    """A run that ended between its last step and its weights."""
+    shutil.copytree(uncut, tiny.out)
+    for name in ("weights.safetensors", "record.json"):
+        (tiny.out / name).unlink()
     return tiny
 
 
