@@ -13,6 +13,7 @@ from torch import nn
 from locotrans import __version__
 from locotrans.cli import main
 from locotrans.cli.describe import level, shape_flow
+from locotrans.cli.shared import trained_shapes
 from locotrans.models import create_model
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
@@ -127,6 +128,23 @@ def test_train_then_eval(run, tmp_path, capsys):
     main(["eval", str(run / "weights.safetensors"), *shared, "--json", str(result)])
     again = json.loads(result.read_text())
     assert again["heads"] == values["heads"]
+
+
+def test_eval_takes_the_shapes_that_the_run_took(run, tmp_path):
+    result = tmp_path / "result.json"
+    checksums = json.loads((run / "record.json").read_text())["data_checksums"]
+    for flags, samples in (([], 10), (["--split", "train"], 16), (["--shapes", "4"], 4)):
+        main(["eval", str(run), *flags, "--rotations", "1", "--json", str(result)])
+        values = json.loads(result.read_text())
+        assert values["samples"] == samples
+        same = values["data_checksum"] == checksums[values["split"]]
+        assert same == (flags[:1] != ["--shapes"])
+    metadata = read_tensors(run / "weights.safetensors")[1]
+    assert trained_shapes(metadata, "builtin", "test") == 10
+    for data, split in (("builtin:seed=1", "test"), (None, "val")):
+        assert trained_shapes(metadata, data, split) is None
+    del metadata["settings"]  # as in weights that `convert` wrote
+    assert trained_shapes(metadata, None, "test") is None
 
 
 def test_training_again_says_that_it_is_finished(run, capsys):

@@ -46,7 +46,8 @@ def evaluate(
         json: File to write the result to.
         split: Split of the data set.
         points: Points per shape; by default as in training.
-        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        shapes: Shapes to take or to generate; by default as many as the run took, or else all, or
+            the usual number of a set that is generated.
         rotations: Rotations of each shape.
         seed: Seed of the rotations.
         batch_size: Shapes at a time.
@@ -103,7 +104,8 @@ def perturb(
         json: File to write the result to, with every head.
         split: Split of the data set.
         points: Points per shape; by default as in training.
-        shapes: Shapes to generate, for a set that is generated; by default its usual number.
+        shapes: Shapes to take or to generate; by default as many as the run took, or else all, or
+            the usual number of a set that is generated.
         noise: Deviations of the noise, in radii of the cloud: the paper's Tab. 9.
         dropped: Numbers of points that are dropped; by default those of the paper's Tab. 9 (0, 100,
             200 and 300 of 1,024), of a smaller cloud the same shares.
@@ -180,7 +182,7 @@ def samplings(
         dense: Points of the clouds that are sampled from.
         json: File to write the result to.
         split: Split of the data set.
-        shapes: Shapes to take; by default all.
+        shapes: Shapes to take or to generate; by default as for `eval`.
         rotations: Rotations of each shape.
         seed: Seed of the samplings and rotations.
         batch_size: Shapes at a time.

@@ -41,6 +41,7 @@ def load_test(
             raise ValueError(f"{weights} does not say what it was trained on: it has no {key!r}")
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
+    shapes = trained_shapes(metadata, data, split) if shapes is None else shapes
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
     numbers = [str(i) for i in range(len(clouds.class_names))]  # where no names are known
     same = metadata["class_names"] in (list(clouds.class_names), numbers)
@@ -52,6 +53,15 @@ def load_test(
             f"({other_names(metadata, clouds)}); evaluate it on {metadata['data']!r}"
         )
     return model, metadata, clouds
+
+
+def trained_shapes(metadata: dict[str, Any], data: str | None, split: str) -> int | None:
+    """Return how many shapes of a split a run was told to take, if it is a split of its data."""
+    settings = metadata.get("settings", {})
+    if data not in (None, metadata["data"], settings.get("data")):
+        return None
+    fields = {settings.get("train_split"): "shapes", "test": "test_shapes"}
+    return settings.get(fields.get(split))
 
 
 def other_names(metadata: dict[str, Any], clouds: "CloudSet") -> str:
