@@ -14,7 +14,7 @@ from locotrans import __version__
 from locotrans.cli import main
 from locotrans.cli.describe import level, shape_flow
 from locotrans.cli.shared import trained_shapes
-from locotrans.models import create_model
+from locotrans.models import create_model, pretrained
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
 COMMANDS = ["demo", "train", "eval", "perturb", "predict", "embed", "info", "list", "data"]
@@ -274,6 +274,15 @@ def test_mistakes_of_predict(run, tmp_path, capsys):
     write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})
     assert "does not name the" in error_of([*predict[:3], str(other)], capsys)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["cloud.npy", "other.safetensors"]
+
+
+@pytest.mark.parametrize("words", ["view {}", "predict {}", "embed {} --out x.npz", "align {} {}"])
+def test_without_weights_commands_say_how_to_come_by_some(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)  # where none are
+    np.save(tmp_path / "cloud.npy", np.eye(3))
+    error = error_of(words.replace("{}", str(tmp_path / "cloud.npy")).split(), capsys)
+    assert "no trained weights come with locotrans yet; name a run folder" in error
+    assert "`locotrans demo` trains a small network" in error
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ import torch
 from locotrans.cli import main
 from locotrans.data import load_dataset
 from locotrans.geometry import random_rotations
-from locotrans.models import create_model, pretrained
+from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.view import Viewer, ViewServer, load_viewed, saved_page
@@ -361,13 +361,6 @@ def test_mistakes_are_named(folder, tmp_path, capsys):
     facts = {"model": "dgcnn_semseg", "config": to_json(model.config), "num_classes": 3}
     write_tensors(semseg, model.state_dict(), facts)
     assert "is for scenes" in error_of(["view", cloud, "--weights", semseg], capsys)
-
-
-def test_without_weights_it_says_how_to_come_by_some(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)  # where none are
-    error = error_of(["view", folder / "chair/cloud.npy"], capsys)
-    assert "no trained weights come with locotrans yet; name a run folder" in error
-    assert "`locotrans demo` trains a small network" in error
 
 
 @pytest.fixture

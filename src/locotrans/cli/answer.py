@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from locotrans.cli.shared import default_weights, shipped_file
+from locotrans.cli.shared import shipped_file, weights_or_shipped
 
 SEGMENTER = "locotrans_dgcnn_partseg_light"
 
@@ -48,7 +48,7 @@ def predict(
 
     return run(
         paths,
-        default_weights() if weights is None else weights,
+        weights_or_shipped(weights),
         csv=csv,
         json=json,
         rotations=rotations,
@@ -64,8 +64,8 @@ def predict(
 def embed(
     paths: tyro.conf.Positional[tuple[Path, ...]],
     /,
-    weights: Path,
     out: Path,
+    weights: Path | None = None,
     per_point: bool = False,
     points: int | None = None,
     seed: int = 0,
@@ -81,8 +81,9 @@ def embed(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Run folder of `train`, or a .safetensors file.
         out: File to write, .npz or .safetensors.
+        weights: Run folder of `train`, or a .safetensors file; by default those that come with
+            locotrans, which has none yet.
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
@@ -95,7 +96,7 @@ def embed(
 
     return run(
         paths,
-        weights,
+        weights_or_shipped(weights),
         out,
         per_point=per_point,
         points=points,
@@ -164,7 +165,7 @@ def align(
     a: tyro.conf.Positional[Path],
     b: tyro.conf.Positional[Path],
     /,
-    weights: Path,
+    weights: Path | None = None,
     out: Path | None = None,
     json: Path | None = None,
     points: int = 1024,
@@ -176,7 +177,8 @@ def align(
     Args:
         a: File that is laid onto the other.
         b: File of the same object in another pose.
-        weights: Run folder of `train`, or a .safetensors file, of a LocoTrans or a VN-DGCNN.
+        weights: Run folder of `train`, or a .safetensors file, of a LocoTrans or a VN-DGCNN; by
+            default those that come with locotrans, which has none yet.
         out: File, .ply or .npy, for the first cloud as it lies on the second.
         json: File to write the motion to.
         points: Points of each that the network sees.
@@ -192,7 +194,7 @@ def align(
         check_cloud_file(out)
     if json is not None:
         check_writable(json)
-    network, _ = load_weights(weights)
+    network, _ = load_weights(weights_or_shipped(weights))
     first, second = read_points(a), read_points(b)
     found = find(network, first, second, points=points, refine=refine, seed=seed)
     if not found.same_size:

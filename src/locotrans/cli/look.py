@@ -5,7 +5,7 @@ from typing import Literal
 
 import tyro
 
-from locotrans.cli.shared import default_weights
+from locotrans.cli.shared import weights_or_shipped
 
 
 def view(
@@ -43,7 +43,7 @@ def view(
 
     show(
         path,
-        default_weights() if weights is None else weights,
+        weights_or_shipped(weights),
         against=against,
         category=category,
         save=save,

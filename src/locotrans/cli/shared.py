@@ -101,10 +101,15 @@ def shipped_file(name: Path) -> Path:
     return pretrained_weights(str(name))[0]
 
 
-def default_weights() -> Path:
-    """Return the weights that come with the package: the full network's, or the light one's."""
+def weights_or_shipped(weights: Path | None) -> Path:
+    """Return the weights that were named, or those that come with the package.
+
+    Of the latter, the full network's go before the light one's.
+    """
     from locotrans.models import list_pretrained
 
+    if weights is not None:
+        return weights
     shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
     if not shipped:
         raise ValueError(
