@@ -171,14 +171,14 @@ def test_a_file_may_be_as_far_from_float64_as_torch_is(tmp_path, monkeypatch):
     torch.manual_seed(0)
     network = create_model("locotrans_dgcnn_light", 4, **SMALL, head_widths=(16, 8)).eval()
     clouds = torch.randn(2, 20, 3)
-    monkeypatch.setattr("locotrans.export.DRAWS", 1)
+    monkeypatch.setattr("locotrans.export.comparison.DRAWS", 1)
 
     def rows(answer):
         def file(points):
             found = answer(points)
             return found.logits.float(), found.frames.float()
 
-        monkeypatch.setattr("locotrans.export.load_exported", lambda _: file)
+        monkeypatch.setattr("locotrans.export.comparison.load_exported", lambda _: file)
         return compare(network, tmp_path / "network.onnx", ("logits", "frames"), clouds)
 
     assert all(row.passes and row.exact_error is None for row in rows(network))

@@ -18,23 +18,32 @@ modules of a callable are found where it is one, a method or a partial applicati
 function that refers to them by name; give the module itself where it is hidden deeper.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from locotrans.testing.answers import Model, Output, ask, modules_of, undisturbed
-from locotrans.testing.motions import describe_matrix, random_orders, rotation_matrices, turn
+from locotrans.testing.answers import Model, Output, modules_of
+from locotrans.testing.comparison import (
+    TOLERANCES,
+    Case,
+    Change,
+    check_points,
+    compare,
+    reordered,
+    same,
+    turned,
+)
 
-TOLERANCES = {
-    torch.float64: 1e-8,
-    torch.float32: 1e-3,
-    torch.float16: 5e-2,
-    torch.bfloat16: 1e-1,
-}
-"""The relative error that is forgiven, by the dtype of the points."""
+__all__ = [
+    "TOLERANCES",
+    "assert_batch_independent",
+    "assert_equivariant",
+    "assert_invariant",
+    "assert_permutation_equivariant",
+    "assert_permutation_invariant",
+]
 
 
 def assert_invariant(
@@ -60,9 +69,9 @@ def assert_invariant(
     Returns:
         The largest relative error.
     """
-    _check_points(points)
-    cases = _turned(points, rotations, seed, lambda R: _same)
-    return _compare(model, points, cases, "invariant", output, seed, tolerance)
+    check_points(points)
+    cases = turned(points, rotations, seed, lambda R: same)
+    return compare(model, points, cases, "invariant", output, seed, tolerance)
 
 
 def assert_equivariant(
@@ -90,9 +99,9 @@ def assert_equivariant(
     Returns:
         The largest relative error.
     """
-    _check_points(points)
+    check_points(points)
 
-    def rotate(R: Tensor) -> _Change:
+    def rotate(R: Tensor) -> Change:
         def change(name: str, x: Tensor) -> Tensor:
             axis = dim if dim is not None else (-2 if x.dim() >= 4 else -1)
             if not -x.dim() <= axis < x.dim() or x.shape[axis] != 3:
@@ -104,8 +113,8 @@ def assert_equivariant(
 
         return change
 
-    cases = _turned(points, rotations, seed, rotate)
-    return _compare(
+    cases = turned(points, rotations, seed, rotate)
+    return compare(
         model, points, cases, "equivariant", output, seed, tolerance, prefer_logits=False
     )
 
@@ -132,9 +141,9 @@ def assert_permutation_invariant(
     Returns:
         The largest relative error.
     """
-    _check_points(points)
-    cases = _reordered(points, permutations, seed, lambda order: _same)
-    return _compare(model, points, cases, "permutation-invariant", output, seed, tolerance)
+    check_points(points)
+    cases = reordered(points, permutations, seed, lambda order: same)
+    return compare(model, points, cases, "permutation-invariant", output, seed, tolerance)
 
 
 def assert_permutation_equivariant(
@@ -161,9 +170,9 @@ def assert_permutation_equivariant(
     Returns:
         The largest relative error.
     """
-    _check_points(points)
+    check_points(points)
 
-    def reorder(order: Tensor) -> _Change:
+    def reorder(order: Tensor) -> Change:
         def change(name: str, x: Tensor) -> Tensor:
             if x.dim() <= dim or x.shape[dim] != points.shape[1]:
                 raise ValueError(
@@ -174,9 +183,9 @@ def assert_permutation_equivariant(
 
         return change
 
-    cases = _reordered(points, permutations, seed, reorder)
+    cases = reordered(points, permutations, seed, reorder)
     kind = "permutation-equivariant"
-    return _compare(model, points, cases, kind, output, seed, tolerance, prefer_logits=False)
+    return compare(model, points, cases, kind, output, seed, tolerance, prefer_logits=False)
 
 
 def assert_batch_independent(
@@ -202,16 +211,16 @@ def assert_batch_independent(
     Returns:
         The largest relative error.
     """
-    _check_points(points)
+    check_points(points)
     size = max(points.shape[0] - 1, 1)
     generator = torch.Generator().manual_seed(seed)
     mates = torch.randn(size, *points.shape[1:], generator=generator, dtype=torch.float64)
     mates = (mates * points.double().std(unbiased=False).cpu()).to(points)
 
-    def only(i: int) -> _Change:
+    def only(i: int) -> Change:
         return lambda name, x: x[i : i + 1]
 
-    def cases() -> Iterator[_Case]:
+    def cases() -> Iterator[Case]:
         for i in range(points.shape[0]):
             cloud = points[i : i + 1]
             yield f"cloud {i} alone", cloud, only(i)
@@ -223,86 +232,7 @@ def assert_batch_independent(
         for module in modules:
             module.eval()
         kind = "independent of its batch"
-        return _compare(model, points, cases(), kind, output, seed, tolerance, first_row=True)
+        return compare(model, points, cases(), kind, output, seed, tolerance, first_row=True)
     finally:
         for part, training in modes:
             part.training = training
-
-
-# how the expected answer follows from the one for the clouds as they were
-_Change = Callable[[str, Tensor], Tensor]
-_Case = tuple[str, Tensor, _Change]  # what is done, the clouds then, and their answer
-
-
-def _same(name: str, x: Tensor) -> Tensor:
-    return x
-
-
-def _turned(
-    points: Tensor, rotations: int | Tensor, seed: int, change: Callable[[Tensor], _Change]
-) -> Iterator[_Case]:
-    matrices = rotation_matrices(rotations, seed)
-    for i, R in enumerate(matrices):
-        yield f"{describe_matrix(R)} ({i + 1} of {len(matrices)})", turn(points, R), change(R)
-
-
-def _reordered(
-    points: Tensor, permutations: int, seed: int, change: Callable[[Tensor], _Change]
-) -> Iterator[_Case]:
-    for i, order in enumerate(random_orders(points, permutations, seed)):
-        yield f"permutation {i + 1} of {permutations}", points[:, order], change(order)
-
-
-def _compare(
-    model: Model,
-    points: Tensor,
-    cases: Iterator[_Case],
-    kind: str,
-    output: Output,
-    seed: int,
-    tolerance: float | None,
-    *,
-    prefer_logits: bool = True,
-    first_row: bool = False,
-) -> float:
-    """Compare the model's answers for transformed clouds with those that they should be."""
-    if tolerance is None:
-        tolerance = TOLERANCES[points.dtype]
-    worst, where = 0.0, ""
-    with undisturbed(model, points):
-        reference = ask(model, points, output, seed, prefer_logits)
-        for what, clouds, change in cases:
-            answer = ask(model, clouds, output, seed, prefer_logits)
-            if answer.keys() != reference.keys():
-                raise AssertionError(f"the answer has other parts under {what}")
-            for name, value in answer.items():
-                expected = change(name, reference[name])
-                error = _relative_error(value[:1] if first_row else value, expected)
-                if error > worst or not where:
-                    worst, where = error, f"{name} under {what}"
-    if worst > tolerance:
-        raise AssertionError(
-            f"not {kind}: the relative error of {where} is {worst:.2e}, "
-            f"above the tolerance {tolerance:.0e} (points in {points.dtype})"
-        )
-    return worst
-
-
-def _relative_error(value: Tensor, expected: Tensor) -> float:
-    if value.shape != expected.shape:
-        return math.inf
-    if value.numel() == 0:
-        return 0.0
-    value, expected = value.double(), expected.double()
-    difference = (value - expected).abs().max().item()
-    size = expected.abs().max().item()
-    if not math.isfinite(difference) or not math.isfinite(size):
-        return math.inf  # nan would compare as no error
-    return difference / size if size > 0 else difference
-
-
-def _check_points(points: Tensor) -> None:
-    if points.dim() != 3 or points.shape[-1] != 3 or points.numel() == 0:
-        raise ValueError(f"points must have the shape (b, n, 3), got {tuple(points.shape)}")
-    if points.dtype not in TOLERANCES:
-        raise ValueError(f"points must be floating-point numbers, got {points.dtype}")
