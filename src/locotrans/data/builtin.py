@@ -109,21 +109,19 @@ def _draw_layout(rng: np.random.Generator) -> Layout:
 
 def _join(category: Category, groups: list[Surfaces]) -> Layout:
     """Put the groups of primitives of a category side by side, (block, p, ...)."""
-
-    def cat(values: Iterable[Tensor]) -> Tensor:
-        return torch.cat([value.expand(BLOCK, *value.shape[1:]) for value in values], dim=1)
-
-    def number(surfaces: Surfaces) -> int:
-        return part_names().index(f"{category.name}/{surfaces.part}")
-
+    numbers = [part_names().index(f"{category.name}/{g.part}") for g in groups]
     return Layout(
-        kind=cat(torch.full(g.area.shape, g.kind) for g in groups),
-        part=cat(torch.full(g.area.shape, number(g)) for g in groups),
-        size=cat(g.size for g in groups),
-        area=cat(g.area for g in groups),
-        center=cat(g.center for g in groups),
-        rotation=cat(g.rotation for g in groups),
+        kind=_beside(torch.full(g.area.shape, g.kind) for g in groups),
+        part=_beside(torch.full(g.area.shape, n) for g, n in zip(groups, numbers, strict=True)),
+        size=_beside(g.size for g in groups),
+        area=_beside(g.area for g in groups),
+        center=_beside(g.center for g in groups),
+        rotation=_beside(g.rotation for g in groups),
     )
+
+
+def _beside(values: Iterable[Tensor]) -> Tensor:
+    return torch.cat([value.expand(BLOCK, *value.shape[1:]) for value in values], dim=1)
 
 
 def _padded(columns: Iterable[Tensor]) -> list[Tensor]:

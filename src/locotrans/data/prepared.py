@@ -50,13 +50,9 @@ class Ragged:
     ) -> "Ragged":
         """Make one of a single cloud of arrays or tensors."""
         points = torch.as_tensor(points, dtype=torch.float32)
-
-        def vectors(values: Any) -> Tensor | None:
-            return None if values is None else torch.as_tensor(values, dtype=torch.float32)
-
         ids = None if parts is None else torch.as_tensor(parts, dtype=torch.int32)
         ends = torch.tensor([0, len(points)])
-        return cls(points, ends, vectors(normals), vectors(colors), ids)
+        return cls(points, ends, _vectors(normals), _vectors(colors), ids)
 
     @classmethod
     def join(cls, clouds: Sequence["Ragged"]) -> "Ragged":
@@ -147,6 +143,10 @@ def draw(size: int, points: int, seed: int, place: int = 0) -> Int[np.ndarray, "
     if size > LARGE and size > 2 * points:
         return rng.choice(size, points, replace=False)
     return np.resize(rng.permutation(size)[:points], points)
+
+
+def _vectors(values: Any) -> Tensor | None:
+    return None if values is None else torch.as_tensor(values, dtype=torch.float32)
 
 
 def _cut(ragged: Ragged, size: int, points: int) -> Clouds:
