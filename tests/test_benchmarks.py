@@ -24,6 +24,7 @@ import index_shapes
 import kernel_timing
 import network_timing
 import numerics
+import precision
 import predict_files
 import retrieval
 import speed
@@ -339,6 +340,21 @@ def test_retrieval(tmp_path):
     assert ours["mAP, so3"] == pytest.approx(ours["mAP, none"], abs=0.01)
     assert ours["found again"] > 0.9 > dgcnn["found again"]
     assert all(0 < row[key] < 1 for row in rows for key in row if key.startswith("mAP"))
+
+
+def test_precision(tmp_path):
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn_light", 20, k=4)
+    model(load_dataset("builtin", "train", points=24, shapes=20).points)  # running statistics
+    facts = {"model": "locotrans_dgcnn_light", "config": to_json(model.config), "num_classes": 20}
+    path, out = tmp_path / "w.safetensors", tmp_path / "precision.json"
+    write_tensors(path, model.state_dict(), {**facts, "points": 24, "data": "builtin"})
+    rows = precision.main([str(path), "--shapes=20", "--device=cpu", "--out", str(out)])
+    assert json.loads(out.read_text())["results"]["modes"] == rows
+    plain, fast = rows
+    assert plain["logits, worst"] == 0 < fast["logits, worst"]  # rounded otherwise
+    assert fast["logits, median"] < 1e-4
+    assert plain["agreement, so3"] >= 0.9
 
 
 def test_alignment_finds_the_same_points_again():
