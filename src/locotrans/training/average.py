@@ -22,20 +22,19 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
-        pairs = list(
-            zip(self.model.state_dict().values(), model.state_dict().values(), strict=True)
-        )
-        self._numbers = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]
+        mine, theirs = self.model.state_dict(), model.state_dict()
+        numbers = [name for name, x in mine.items() if x.is_floating_point()]
+        counts = [name for name, x in mine.items() if not x.is_floating_point()]
+        self._numbers = [mine[k] for k in numbers], [theirs[k] for k in numbers]
+        self._counts = [mine[k] for k in counts], [theirs[k] for k in counts]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Take in the weights after step ``step`` (from 0), without waiting for the device."""
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
-        averages, weights = (list(x) for x in zip(*self._numbers, strict=True))
-        torch._foreach_lerp_(averages, weights, weight)
-        for mine, theirs in self._counts:
-            mine.copy_(theirs)
+        torch._foreach_lerp_(*self._numbers, weight)
+        if self._counts[0]:
+            torch._foreach_copy_(*self._counts)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint has to hold, under ``average/<name>``."""
