@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from network_timing import OfOneCategory
 from timing import (
-    Recorded,
+    Replayed,
     clouds,
     device_argument,
     inference,
@@ -162,7 +162,7 @@ def compare(args: argparse.Namespace, loaded: list[Network]) -> list[Row]:
         model = networks[name]
         assert isinstance(model, nn.Module)
         step = training_step(model.train(), inputs[name], labels, bf16)
-        return Recorded(step, warm_up=step) if name[0] in args.graph else step
+        return Replayed(step, before=step) if name[0] in args.graph else step
 
     with float32_products(precision):
         rows, answers = side_by_side(evaluation, args, "inference")

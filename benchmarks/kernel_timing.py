@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from timing import Recorded, measure
+from timing import Replayed, measure
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -156,12 +156,12 @@ def _time(
             derivative(output)()
 
     def pair(record: bool) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
-        forward = Recorded(values, warm_up=both) if record else values
+        forward = Replayed(values, before=both) if record else values
         output = forward()  # replayed, so that what the derivative reads is there
         if not inputs:
             return forward, None
         backward = derivative(output)
-        return forward, Recorded(backward, warm_up=None) if record else backward
+        return forward, Replayed(backward, before=None) if record else backward
 
     launch = "cpu"
     if device.type == "cuda":

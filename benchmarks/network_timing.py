@@ -83,15 +83,15 @@ class OfOneCategory(nn.Module):
 def train_row(
     args: argparse.Namespace, name: str, mode: str, batch: int, points: int, k: int
 ) -> Row:
-    """Time a training step."""
-    device, fast = args.device, mode == "fast"
+    """Time a training step in a mode such as "fast, mixed"."""
+    device, fast = args.device, mode.startswith("fast")
     with kernels("auto" if fast else "off"), peak_memory(device) as peak:
         x = clouds(batch, points, device)
         labels = torch.arange(batch, device=device) % 40
         if name in SEGMENTERS:
             labels = (torch.arange(batch * points, device=device) % PARTS).view(batch, points)
         model = network(name, k, device).train()
-        config = TrainConfig(precision="mixed" if fast else "float32", lr=0.001)
+        config = TrainConfig(precision="mixed" if mode.endswith("mixed") else "float32", lr=0.001)
         step = Step(model, config, device)
 
         def take() -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def train_row(
     if total != total:
         raise ArithmeticError("the loss is nan: the time of such a step means nothing")
     return {
-        **_describe(name, f"{mode}, {config.precision}", batch, points, k, timing.median),
+        **_describe(name, mode, batch, points, k, timing.median),
         "spread": _spread(timing.low, timing.high),
         "launch": "graph" if fast else "eager",
         **peak,

@@ -73,11 +73,13 @@ SECTIONS = {  # and what each measures
 }
 CPU_SECTIONS = ("inference", "scaling", "large")  # unless others are asked for
 
+TRAINING = ("plain, float32", "fast, float32", "fast, mixed")
+
 Job = Callable[[], Iterable[Row]]  # gives some rows of a table
 
 
 def train_jobs(args: argparse.Namespace) -> Iterator[Job]:
-    modes = ("plain", "fast") if args.device.type == "cuda" else ("plain",)
+    modes = TRAINING if args.device.type == "cuda" else TRAINING[:1]
     for name in args.models:
         for batch in args.batches:
             for mode in modes:
@@ -124,10 +126,10 @@ def scaling_jobs(args: argparse.Namespace) -> Iterator[Job]:
 def scaling_row(args: argparse.Namespace, name: str, axis: str, b: int, n: int, k: int) -> Row:
     row: Row = {"along": axis, "network": name, "batch": b, "points": n, "k": k}
     if args.device.type == "cuda":
-        trained = train_row(args, name, "fast", b, n, k)
+        trained = train_row(args, name, "fast, mixed", b, n, k)
         (answered,) = inference_rows(args, name, b, n, k, [TF32_GRAPH])
         for what, figures in {"train": trained, "inference": answered}.items():
-            row |= {f"{what} ms": figures["ms"], f"{what} GiB": figures["peak_gib"]}
+            row |= {f"{what} ms": figures["ms"], f"{what} GiB": figures["added_gib"]}
         return row
     x = clouds(b, n)
     call = inference(network(name, k, args.device).eval(), x)
@@ -141,7 +143,7 @@ def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
     small = (min(args.batches), args.points, args.k)
     size = small if args.quick and not cuda else (16, 2048, 40)
     for name in SEGMENTERS:
-        for mode in ("plain", "fast") if cuda else ("plain",):
+        for mode in TRAINING if cuda else TRAINING[:1]:
             yield partial(_one, train_row, args, name, mode, *size)
         if cuda:
             yield partial(inference_rows, args, name, *size)

@@ -8,12 +8,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from locotrans.models.recorded import Recorded, capture, warm_up
 from locotrans.training.record import environment, find_device, write_json
 
 WARM_UP = 3  # calls before anything is timed or recorded
@@ -106,25 +108,18 @@ def ratio(one: Samples, other: Samples) -> Timing:
     return Samples([a / b for a, b in zip(one.seconds, other.seconds, strict=True)]).summary()
 
 
-class Recorded:
+class Replayed:
     """A call recorded as a CUDA graph; calling it replays the graph into the same ``result``.
 
     Args:
         call: what to record.
-        warm_up: what to call a few times before; None if that has been done.
+        before: what to call a few times before; None if that has been done.
     """
 
-    def __init__(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None) -> None:
-        if warm_up is not None:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    warm_up()
-            torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.result = call()
+    def __init__(self, call: Callable[[], Any], before: Callable[[], Any] | None) -> None:
+        if before is not None:
+            warm_up(before)
+        self.graph, self.result = capture(call)
 
     def __call__(self) -> Any:
         """Replay the graph."""
@@ -137,26 +132,20 @@ def inference(
 ) -> Callable[[], Any]:
     """Return a call that runs a network on fixed points without gradients.
 
-    A network may check that its points are finite, which waits for the GPU and cannot be recorded;
-    ours does so unless gradients are enabled. A graph is therefore recorded with gradients enabled
-    and no parameter that asks for one, which records none.
+    As a graph, a module is a `Recorded` one, with the copies that this makes of what it takes and
+    returns; any other callable is recorded by itself.
     """
 
-    def call() -> Any:
+    @torch.inference_mode()
+    def call(network: Callable[[Tensor], Any] = model) -> Any:
         with torch.autocast(points.device.type, torch.bfloat16, enabled=bf16):
-            return model(points)
+            return network(points)
 
     if not graph:
-        return torch.inference_mode()(call)
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
-    asked = [p.requires_grad for p in parameters]
-    for p in parameters:
-        p.requires_grad_(False)
-    try:
-        return Recorded(call, warm_up=call)
-    finally:
-        for p, flag in zip(parameters, asked, strict=True):
-            p.requires_grad_(flag)
+        return call
+    if isinstance(model, nn.Module):
+        return partial(call, Recorded(model))
+    return Replayed(call, before=call)
 
 
 @contextmanager

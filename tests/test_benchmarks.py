@@ -184,7 +184,7 @@ def test_speed_goes_on_after_a_failure(tmp_path, monkeypatch):
     command = ["--only", "train", "--device", "cpu", "--out", str(tmp_path / "speed.json")]
     rows = speed.main([*command, "--threads", "1"])["train"]
     assert [row["error"] for row in rows] == ["out of memory", "out of memory"]
-    assert rows[0]["failed"].startswith("full plain 8")
+    assert rows[0]["failed"].startswith("full plain, float32 8")
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--models", "heavy"]])

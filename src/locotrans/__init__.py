@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from locotrans.models import create_model, list_models
+from locotrans.models import Recorded, create_model, list_models
 
 __version__ = version("locotrans")
-__all__ = ["__version__", "create_model", "list_models"]
+__all__ = ["Recorded", "__version__", "create_model", "list_models"]

@@ -3,6 +3,7 @@
 from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
 from locotrans.models.output import ClassifierOutput, SegmenterOutput
 from locotrans.models.pretrained import list_pretrained, pretrained_weights
+from locotrans.models.recorded import Recorded
 from locotrans.models.registry import Task, create_model, list_models, model_config, model_task
 from locotrans.models.segmentation import LocoTransSegmenter, LocoTransSegmenterConfig
 
@@ -13,6 +14,7 @@ __all__ = [
     "LocoTransConfig",
     "LocoTransSegmenter",
     "LocoTransSegmenterConfig",
+    "Recorded",
     "SegmenterOutput",
     "Task",
     "create_model",

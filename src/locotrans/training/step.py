@@ -10,10 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from locotrans.distributed import count_over_processes, mean_over_processes, processes
 from locotrans.geometry.products import float32_products
 from locotrans.losses import classification_losses
+from locotrans.models.recorded import capture, warm_up
 from locotrans.nn.norm import count_together
 from locotrans.training.config import TrainConfig
-
-WARM_UP = 3  # steps that CUDA wants to see before it records one
 
 
 class Step:
@@ -130,16 +129,10 @@ class Step:
         self._given = {name: x.clone() for name, x in given.items()}
         weights = {name: x.clone() for name, x in self.model.state_dict().items()}
         memory = {key: x.clone() for key, x in self._memory()}
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                self._take(self._points, self._labels, self._given)
-        torch.cuda.current_stream().wait_stream(stream)
+        inputs = (self._points, self._labels, self._given)
+        warm_up(lambda: self._take(*inputs))
         self.optimizer.zero_grad(set_to_none=True)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._names, self._figures = self._take(self._points, self._labels, self._given)
+        self._graph, (self._names, self._figures) = capture(lambda: self._take(*inputs))
         for name, x in self.model.state_dict().items():
             x.copy_(weights[name])
         for key, x in self._memory():
