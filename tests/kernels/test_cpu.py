@@ -10,8 +10,8 @@ from locotrans.geometry.neighbors import knn, knn_features
 from locotrans.kernels import set_kernels, use_loops
 from locotrans.nn import EdgeConv, FrameConv, PointLayer, RelativePoseConv, VNEdgeConv, VNLayer
 from locotrans.nn.edge import max_mean_pool
+from locotrans.nn.invariants import VNPooledInvariants
 from locotrans.nn.norm import BatchNorm
-from locotrans.nn.vn import VNPooledInvariants
 
 pytest.importorskip("numba", reason="Numba is not installed")
 

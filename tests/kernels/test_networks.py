@@ -34,7 +34,8 @@ NETWORKS = {
 
 
 def switch(monkeypatch, on):
-    for room in ("nn.vn", "nn.edge", "nn.graph", "nn.rpr", "nn.lcrf", "nn.heads", "losses"):
+    layers = ("vn", "invariants", "edge", "graph", "rpr", "lcrf", "heads")
+    for room in (*(f"nn.{name}" for name in layers), "losses"):
         monkeypatch.setattr(
             f"locotrans.{room}.use_kernels", lambda x: on and x.dtype == torch.float32
         )

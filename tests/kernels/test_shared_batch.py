@@ -23,7 +23,8 @@ from locotrans import create_model
 from locotrans.losses import classification_losses
 
 folder, name, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-for room in ("nn.vn", "nn.edge", "nn.graph", "nn.rpr", "nn.lcrf", "nn.heads", "losses"):
+rooms = ("vn", "invariants", "edge", "graph", "rpr", "lcrf", "heads")
+for room in (*("nn." + name for name in rooms), "losses"):
     importlib.import_module("locotrans." + room).use_kernels = lambda x: True
 
 def differentiate(share, wrap):

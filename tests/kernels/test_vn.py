@@ -8,13 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from interpreted import LONG
-from locotrans.nn.vn import (
-    VNBatchNorm,
-    VNEdgeConv,
-    VNLayer,
-    VNPooledInvariants,
-    vn_leaky_relu,
-)
+from locotrans.nn.invariants import VNPooledInvariants
+from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import statistics
@@ -352,7 +347,8 @@ def test_layers_for_points_in_bfloat16(device, monkeypatch, generator):
         return [x.detach().double().cpu() for x in (out, v.grad, parameters)], v.grad.dtype
 
     expected, _ = run(exact, v.double())
-    monkeypatch.setattr("locotrans.nn.vn.use_kernels", lambda x: True)
+    for room in ("vn", "invariants"):
+        monkeypatch.setattr(f"locotrans.nn.{room}.use_kernels", lambda x: True)
     actual, dtype = run(layers, v.to(device))
     assert dtype == torch.bfloat16
     assert (actual[0] - expected[0]).norm() < 0.05 * expected[0].norm()

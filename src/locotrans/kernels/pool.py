@@ -1,9 +1,9 @@
 r"""Fused pooling of invariants: inner products with three vectors, their maximum and mean.
 
-`pool_projections` is what `locotrans.nn.vn.VNInvariants` does after its projection, and the pooling
-of its features: with ``inv[i, c] = sum over s of z[s, i] v[s, c]`` at every point, the maximum and
-the mean of inv over the points of each cloud. The features of the points, (b, n, 3, c), never exist
-in memory. Vectors that all points of a cloud share are channels behind those of v.
+`pool_projections` is what `locotrans.nn.invariants.VNPooledInvariants` does after its projection:
+with ``inv[i, c] = sum over s of z[s, i] v[s, c]`` at every point, the maximum and the mean of inv
+over the points of each cloud. The features of the points, (b, n, 3, c), never exist in memory.
+Vectors that all points of a cloud share are channels behind those of v.
 
 Backward, with G[i, c] = dmean[i, c] / n + dmaximum[i, c] at the point of the maximum, dmean / n at
 any other::

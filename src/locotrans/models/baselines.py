@@ -14,7 +14,7 @@ from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import HeadLayer, make_head
-from locotrans.nn.vn import VNInvariants
+from locotrans.nn.invariants import VNInvariants
 
 
 @dataclass(frozen=True)

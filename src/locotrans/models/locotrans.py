@@ -24,9 +24,9 @@ from locotrans.nn.edge import EdgeConv, PointLayer
 from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import HeadLayer, make_head
+from locotrans.nn.invariants import VNPooledInvariants
 from locotrans.nn.lcrf import LCRF
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, point_pair_pose
-from locotrans.nn.vn import VNPooledInvariants
 
 RelativePose = Literal["none", "coordinates", "handcrafted", "equivariant", "invariant"]
 

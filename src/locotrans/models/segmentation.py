@@ -26,7 +26,8 @@ from locotrans.models.output import (
     check_points,
 )
 from locotrans.nn.edge import PointLayer
-from locotrans.nn.vn import VNPooledInvariants, narrow
+from locotrans.nn.invariants import VNPooledInvariants
+from locotrans.nn.vn import narrow
 
 CATEGORY = 64
 """Channels that the category of a shape is mapped to, as in DGCNN."""

@@ -25,7 +25,7 @@ from locotrans.models.segmentation import (
     point_invariants,
 )
 from locotrans.nn.heads import HeadLayer, make_head
-from locotrans.nn.vn import VNPooledInvariants
+from locotrans.nn.invariants import VNPooledInvariants
 
 
 @dataclass(frozen=True)

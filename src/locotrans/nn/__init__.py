@@ -3,18 +3,11 @@
 from locotrans.nn.edge import EdgeConv, PointLayer, edge_products, max_mean_pool
 from locotrans.nn.fusion import AttentionFusion
 from locotrans.nn.heads import Head, HeadLayer, make_head
+from locotrans.nn.invariants import VNInvariants, VNPooledInvariants
 from locotrans.nn.lcrf import LCRF, to_frame
 from locotrans.nn.norm import BatchNorm
 from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
-from locotrans.nn.vn import (
-    VNBatchNorm,
-    VNEdgeConv,
-    VNInvariants,
-    VNLayer,
-    VNPooledInvariants,
-    VNProjection,
-    vn_leaky_relu,
-)
+from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, VNProjection, vn_leaky_relu
 
 __all__ = [
     "LCRF",
