@@ -11,7 +11,7 @@ from locotrans import create_model, list_models
 from locotrans.geometry import random_rotations
 from locotrans.geometry.frames import FrameKind
 from locotrans.losses import classification_losses
-from locotrans.models.locotrans import RelativePose
+from locotrans.models.locotrans_config import RelativePose
 from locotrans.testing import (
     assert_batch_independent,
     assert_equivariant,

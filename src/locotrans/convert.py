@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+from locotrans.models.locotrans import LocoTrans
+from locotrans.models.locotrans_config import LIGHT, LocoTransConfig
 
 _VN = {"map_to_feat.weight": "linear.weight", "map_to_dir.weight": "direction.weight"}
 _NORM = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

@@ -1,6 +1,7 @@
 """Whole networks, by name."""
 
-from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+from locotrans.models.locotrans import LocoTrans
+from locotrans.models.locotrans_config import LIGHT, LocoTransConfig
 from locotrans.models.output import ClassifierOutput, SegmenterOutput
 from locotrans.models.pretrained import list_pretrained, pretrained_weights
 from locotrans.models.recorded import Recorded

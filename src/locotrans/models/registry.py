@@ -15,7 +15,8 @@ from locotrans.models.baselines import (
     build_dgcnn,
     build_pointnet,
 )
-from locotrans.models.locotrans import LIGHT, LocoTrans, LocoTransConfig
+from locotrans.models.locotrans import LocoTrans
+from locotrans.models.locotrans_config import LIGHT, LocoTransConfig
 from locotrans.models.pretrained import agreed_config, load_pretrained, pretrained_weights
 from locotrans.models.segmentation import (
     LIGHT_PARTS,

@@ -13,12 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locotrans.backbones.vn_dgcnn import VNFeatures
-from locotrans.models.locotrans import (
-    EquivariantBranch,
-    InvariantBranch,
-    LocoTrans,
-    LocoTransConfig,
-)
+from locotrans.models.locotrans import EquivariantBranch, InvariantBranch, LocoTrans
+from locotrans.models.locotrans_config import LocoTransConfig
 from locotrans.models.output import (
     SegmenterOutput,
     check_category,
