@@ -1,4 +1,4 @@
-"""Edge layers in evaluation on the CPU, by the loops of `locotrans.kernels.loops`.
+"""Edge layers in evaluation on the CPU, by the loops of `loops` and `knn_loops`.
 
 Each has the plain PyTorch code of the layer as its specification. Batch norm with fixed statistics
 is a factor and an offset for each channel, which go into the weights. What torch does well, the
@@ -15,7 +15,7 @@ from torch.nn import BatchNorm1d, Linear
 from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import feature_rounding, point_rounding
-from locotrans.kernels import loops
+from locotrans.kernels import knn_loops, loops
 from locotrans.kernels.threads import share_out
 
 CACHE = 2**17  # numbers of an edge tensor that are worked on at a time
@@ -46,7 +46,7 @@ def knn(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
     slack, relative = point_rounding(points)
 
     def distances(cloud: int, start: int, out: Tensor) -> None:
-        loops.point_distances(planes[cloud], start, out.numpy())
+        knn_loops.point_distances(planes[cloud], start, out.numpy())
 
     return _nearest(distances, slack, relative, k)
 
@@ -85,7 +85,7 @@ def _nearest(
             stop = min(start + step, n, start + last - row)
             part = buffer[: stop - start]
             distances(cloud, start, part)
-            loops.select(
+            knn_loops.select(
                 part.numpy(), slack[cloud, start:stop], relative, k, chosen[cloud, start:stop]
             )
             row += stop - start
