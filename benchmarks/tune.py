@@ -136,7 +136,7 @@ def settings() -> Iterator[Setting]:
             kernel = "linear_backward" if key == "multiply_backward" else key
             names = TF32 if grids is EVALUATION else LIGHT if kernel != key else FULL
             names += LIGHT_TF32 if key == "last" else ()
-            make = partial(Setting, f"{kernel}_kernel", names, "rpr_launch")
+            make = partial(Setting, f"{kernel}_kernel", names, "rpr_plan")
             yield make(())
             for launch in launches:
                 yield make(((table, (key, launch)),))

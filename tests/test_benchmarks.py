@@ -35,7 +35,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import kernel_cases
 import tune
 
-from locotrans.kernels import rpr_launch
+from locotrans.kernels import rpr_plan
 
 CPU = torch.device("cpu")
 RECORDS = Path(timing.__file__).parent / "records"
@@ -242,14 +242,14 @@ def test_settings_to_try_are_put_in_force_and_taken_back():
     names = {case.name for case in kernel_cases.cases(size)}
     choices = list(tune.settings())
     assert len(set(choices)) == len(choices)
-    tables = (rpr_launch.LAUNCHES, rpr_launch.FLOAT32_LAUNCHES)
+    tables = (rpr_plan.LAUNCHES, rpr_plan.FLOAT32_LAUNCHES)
     before = [dict(table) for table in tables]
     for choice in choices:
         assert names.issuperset(choice.cases), choice
         undo = choice.apply()
         for name, value in choice.values:
             if name.endswith("LAUNCHES"):
-                assert rpr_launch.Launch(*value[1]) == getattr(rpr_launch, name)[value[0]]
+                assert rpr_plan.Launch(*value[1]) == getattr(rpr_plan, name)[value[0]]
         undo()
         assert [dict(table) for table in tables] == before
 

@@ -13,23 +13,23 @@ from locotrans.nn.edge import leaky_max
 from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from locotrans.kernels import rpr_launch
+from locotrans.kernels import rpr_plan
 from locotrans.kernels.rpr import RPRLayers, rpr_conv, supported
 
 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Have several programs, tiles and blocks of columns in a cloud of few points."""
-    small = {kernel: rpr_launch.Launch(32, 16, 4, 2) for kernel in rpr_launch.LAUNCHES}
+    small = {kernel: rpr_plan.Launch(32, 16, 4, 2) for kernel in rpr_plan.LAUNCHES}
     small |= {
-        kernel: rpr_launch.Launch(16, 16, 4, 2)
-        for kernel in rpr_launch.LAUNCHES
+        kernel: rpr_plan.Launch(16, 16, 4, 2)
+        for kernel in rpr_plan.LAUNCHES
         if kernel.startswith(("pose", "max"))
     }
-    monkeypatch.setattr(rpr_launch, "LAUNCHES", small)
-    monkeypatch.setattr(rpr_launch, "FLOAT32_LAUNCHES", small)
-    monkeypatch.setattr(rpr_launch, "FORWARD_PROGRAMS", 2)
-    monkeypatch.setattr(rpr_launch, "BACKWARD_PROGRAMS", 2)
+    monkeypatch.setattr(rpr_plan, "LAUNCHES", small)
+    monkeypatch.setattr(rpr_plan, "FLOAT32_LAUNCHES", small)
+    monkeypatch.setattr(rpr_plan, "FORWARD_PROGRAMS", 2)
+    monkeypatch.setattr(rpr_plan, "BACKWARD_PROGRAMS", 2)
 
 
 def make(b, n, k, cv, c, d, refine, generator):
@@ -241,7 +241,7 @@ class Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        if rpr_launch.INTERPRETED:
+        if rpr_plan.INTERPRETED:
             return (x.float().view(torch.int32) & -65536).view(torch.float32).to(x)
         return x.to(torch.bfloat16).to(x)
 

@@ -51,8 +51,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from locotrans.kernels import on_device
-from locotrans.kernels.rpr_launch import Plan, RPRLayers, Saved, run_forward
+from locotrans.kernels.rpr_launch import run_forward
 from locotrans.kernels.rpr_launch_backward import run_backward
+from locotrans.kernels.rpr_plan import Plan, RPRLayers, Saved
 from locotrans.kernels.tiles import INTERPRETED
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from locotrans.distributed import processes, sum_over_processes
 from locotrans.kernels import rpr_backward as backward
 from locotrans.kernels import rpr_backward_max as backward_max
-from locotrans.kernels import rpr_launch as launches
-from locotrans.kernels.rpr_launch import SLOPE, Plan, Saved, pad, width
+from locotrans.kernels import rpr_plan
+from locotrans.kernels.rpr_plan import SLOPE, Plan, Saved, pad, width
 
 Points = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -83,7 +83,7 @@ def _max_weight(plan: Plan, saved: Saved, chosen: Tensor, dense: Tensor) -> Tens
     height = dp + cp if plan.training else dp
     columns = min(launch.columns, dp, cp)
     blocks, groups = height // columns, triton.cdiv(plan.points, launch.rows)
-    tiles = triton.cdiv(groups, max(launches.BACKWARD_PROGRAMS // blocks, 1))
+    tiles = triton.cdiv(groups, max(rpr_plan.BACKWARD_PROGRAMS // blocks, 1))
     programs = triton.cdiv(groups, tiles)
     parts = norm.new_empty(programs, height * cp)
     backward_max.max_weight_kernel[(blocks, programs)](
@@ -151,7 +151,7 @@ def _linear_backward(
     (co, ci), cop, cip = weight.shape, y.shape[1], x.shape[1]
     launch = plan.launch("linear_backward" if factor is None else "multiply_backward")
     columns = cip if factor is not None else min(launch.columns, cip)
-    programs, tiles = plan.tiles(launch.rows, launches.BACKWARD_PROGRAMS // (cip // columns))
+    programs, tiles = plan.tiles(launch.rows, rpr_plan.BACKWARD_PROGRAMS // (cip // columns))
     dx = torch.empty_like(x)
     sizes = [2 * cip, cop * cip, 0 if factor is None else cop]
     parts = sums.terms.new_empty(programs, sum(sizes))
@@ -214,7 +214,7 @@ def _add_parts(plan: Plan, parts: Tensor, norm: Tensor | None) -> tuple[Tensor, 
     programs, n = parts.shape
     cp = 0 if norm is None else norm.shape[1]
     total, terms = parts.new_empty(n), parts.new_empty(3, cp)
-    columns = min(launches.FINISH_COLUMNS, cp or launches.FINISH_COLUMNS)
+    columns = min(rpr_plan.FINISH_COLUMNS, cp or rpr_plan.FINISH_COLUMNS)
     backward.finish_kernel[(triton.cdiv(n - cp, columns),)](
         parts, parts if norm is None else norm, total, terms, programs, plan.inverse,
         TOTAL=n, CP=cp, ROWS=128, COLS=columns, num_warps=8,

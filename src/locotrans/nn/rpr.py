@@ -198,7 +198,7 @@ class RelativePoseConv(nn.Module):
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
         from locotrans.kernels.rpr import rpr_conv
-        from locotrans.kernels.rpr_launch import RPRLayers
+        from locotrans.kernels.rpr_plan import RPRLayers
         from locotrans.kernels.rpr_points import point_products
 
         layers = RPRLayers(
