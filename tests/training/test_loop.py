@@ -173,6 +173,8 @@ def test_each_augmentation_does_what_it_says(generator):
     assert 1.45 < scales.max() < 1.51
     shifts = only(shift=0.2) - points
     assert 0.18 < shifts.abs().max() < 0.2001
+    centred = augment(points, dataclasses.replace(off, shift=0.2), "y", generator, centred=True)
+    assert 0.18 < centred.mean(1).abs().max() < 0.2001  # shifted from the origin
     assert torch.equal(only(shuffle=True).sort(1).values, points.sort(1).values)
     turned = only(rotation="z")
     assert torch.allclose(turned[..., 1], points[..., 1])  # the up axis, here y, stays

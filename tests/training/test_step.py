@@ -1,4 +1,4 @@
-"""A training step whose batch is normalised in parts."""
+"""A training step: a batch normalised in parts, and where the network sees the clouds."""
 
 import copy
 
@@ -7,6 +7,7 @@ import torch
 
 from locotrans import create_model
 from locotrans.losses import classification_losses
+from locotrans.models import ClassifierOutput
 from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step
 
@@ -25,7 +26,7 @@ def test_parts_have_statistics_of_their_own_and_gradients_in_common(generator):
 
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
     losses = [
-        classification_losses(by_hand(points[part]), labels[part]).total
+        classification_losses(by_hand(points[part], placed=True), labels[part]).total
         for part in (slice(0, 3), slice(3, 6))
     ]
     (sum(losses) / 2).backward()
@@ -37,6 +38,47 @@ def test_parts_have_statistics_of_their_own_and_gradients_in_common(generator):
     config = TrainConfig(batch_size=6, momentum=0.0, weight_decay=0.0)
     together = Step(whole, config, torch.device("cpu"))(points, labels, 0.1)
     assert abs(together["total"] - figures["total"]) > 1e-3  # the parts do matter
+
+
+NETWORKS = {
+    "locotrans_dgcnn": SMALL,
+    "locotrans_dgcnn_partseg": SMALL | {"categories": 2},
+    "dgcnn": {"k": 4, "dropout": 0.0},
+    "vn_dgcnn": {"k": 4, "dropout": 0.0},
+    "dgcnn_partseg": {"k": 4, "dropout": 0.0, "categories": 2},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_shift_counts_in_training_and_not_in_evaluation(name, generator):
+    points = torch.randn(4, 12, 3, generator=generator)
+    moved = points + 0.2 * torch.randn(4, 1, 3, generator=generator)
+    parts = "partseg" in name
+    given = {"category": torch.tensor([0, 1, 0, 1])} if parts else {}
+    labels = torch.arange(48).view(4, 12) % 3 if parts else torch.tensor([0, 1, 2, 0])
+    losses = []
+    for clouds in (points, moved):
+        torch.manual_seed(0)
+        model = create_model(name, 3, **NETWORKS[name])
+        step = Step(model, TrainConfig(batch_size=4), torch.device("cpu"))
+        losses.append(step(clouds, labels, 0.0, **given)["total"])
+    assert abs(losses[0] - losses[1]) > 1e-3
+    a, b = (model.eval()(clouds, **given).logits for clouds in (points, moved))
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_network_that_cannot_be_told_is_given_the_clouds_alone(generator):
+    class Stranger(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, points):
+            return ClassifierOutput(self.linear(points.mean(1)))
+
+    step = Step(Stranger(), TrainConfig(batch_size=4), torch.device("cpu"))
+    points = torch.randn(4, 5, 3, generator=generator)
+    assert step(points, torch.tensor([0, 1, 2, 0]), 0.1)["total"] > 0
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(6, 4), (4, 4), (1, 1)])

@@ -83,10 +83,10 @@ class PointClassifier(nn.Module):
         self.hidden = HeadLayer(2 * backbone.channels, hidden, config.dropout, bias=False)
         self.head = make_head(hidden, widths, num_classes, config.dropout)
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
-        """Classify clouds."""
+    def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
+        """Classify clouds, as `LocoTrans` does."""
         check_points(points, getattr(self.config, "k", 1), self)
-        if self.config.center:
+        if self.config.center and not placed:
             points = center(points)
         features = self.backbone(points)
         hidden = self.hidden(max_mean_pool(features))
@@ -109,10 +109,10 @@ class VNClassifier(nn.Module):
         self.hidden = HeadLayer(6 * self.backbone.channels, hidden, config.dropout)
         self.head = make_head(hidden, widths, num_classes, config.dropout)
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
-        """Classify clouds."""
+    def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
+        """Classify clouds, as `LocoTrans` does."""
         check_points(points, self.config.k, self)
-        if self.config.center:
+        if self.config.center and not placed:
             points = center(points)
         vn = self.backbone(points, wide=True)
         features = self.invariants(vn.vectors, vn.mean)

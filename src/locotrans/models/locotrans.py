@@ -230,19 +230,27 @@ class LocoTrans(nn.Module):
             make_head(hidden, widths, num_classes, config.dropout) if config.fusion else None
         )
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> ClassifierOutput:
-        """Classify clouds; the combined logits are the sum that the paper reports."""
+    def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
+        """Classify clouds; the combined logits are the sum that the paper reports.
+
+        Args:
+            points: the clouds.
+            placed: take them where they stand, which in training is near the origin, instead of
+                moving their means there (option ``center``).
+        """
         check_points(points, self.config.k, self)
-        return self.answer(points)
+        return self.answer(points, placed=placed)
 
     def answer(
         self,
         points: Float[Tensor, "b n 3"],
         shape: Float[Tensor, "b e"] | None = None,
         start: Float[Tensor, "b n c1"] | None = None,
+        *,
+        placed: bool,
     ) -> ClassifierOutput:
         """Send clouds, and what else is known of them, through branches, fusion and heads."""
-        if self.config.center:
+        if self.config.center and not placed:
             points = center(points)
         bfloat16 = use_kernels(points) and stored_dtype() == torch.bfloat16
         with torch.autocast(points.device.type, enabled=False):  # lengths and frames: float32

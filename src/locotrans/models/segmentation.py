@@ -155,6 +155,8 @@ class LocoTransSegmenter(LocoTrans):
         points: Float[Tensor, "b n 3"],
         category: Int[Tensor, "b"] | None = None,
         colors: Float[Tensor, "b n 3"] | None = None,
+        *,
+        placed: bool = False,
     ) -> SegmenterOutput:
         """Segment clouds.
 
@@ -162,13 +164,14 @@ class LocoTransSegmenter(LocoTrans):
             points: the clouds.
             category: the category of each, as a number, if the network was built with categories.
             colors: of every point, from 0 to 1, if the network was built with colours.
+            placed: as in `LocoTrans`.
         """
         check_points(points, self.config.k, self)
         check_category(category, self.categories, points)
         check_colors(colors, self.takes_colors, points)
         shape = None if self.category is None else self.category(category)
         start = None if self.colors is None else self.colors(colors)
-        output = self.answer(points, shape, start)
+        output = self.answer(points, shape, start, placed=placed)
         fields = {**output._asdict(), "point_features": output.embedding}
         del fields["embedding"]
         return SegmenterOutput(**fields)

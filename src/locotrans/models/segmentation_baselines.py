@@ -83,12 +83,14 @@ class Segmenter(nn.Module, ABC):
         points: Float[Tensor, "b n 3"],
         category: Int[Tensor, "b"] | None = None,
         colors: Float[Tensor, "b n 3"] | None = None,
+        *,
+        placed: bool = False,
     ) -> SegmenterOutput:
         """Segment clouds, as `LocoTransSegmenter` does."""
         check_points(points, self.config.k, self)
         check_category(category, self.config.categories, points)
         check_colors(colors, self.config.colors, points)
-        if self.config.center:
+        if self.config.center and not placed:
             points = center(points)
         own, pooled = self.known(points, colors)
         shape = None if self.category is None else self.category(category)

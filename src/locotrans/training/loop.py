@@ -29,7 +29,7 @@ from locotrans.data.transforms import (
     shuffle_points,
 )
 from locotrans.distributed import process, processes
-from locotrans.geometry import Axis
+from locotrans.geometry import Axis, center
 from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
@@ -141,7 +141,7 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     if labels.dim() > 1:  # what belongs to the points goes where they go
         points, labels, given = draw_labelled(points, labels, given, config, generator)
         config = replace(config, draw_from=None, shuffle=False)
-    points = augment(points, config, run.train_set.up, generator)
+    points = augment(points, config, run.train_set.up, generator, centred=run.take_step.placing)
     lr = learning_rate(config, run.step, run.steps_per_epoch)
     mine = slice(process(), None, processes())
     given = {name: x[mine] for name, x in given.items()}
@@ -271,15 +271,25 @@ def epoch_order(shapes: int, seed: int, epoch: int) -> Int[Tensor, " s"]:
 
 
 def augment(
-    points: Float[Tensor, "b n 3"], config: TrainConfig, up: Axis, generator: torch.Generator
+    points: Float[Tensor, "b n 3"],
+    config: TrainConfig,
+    up: Axis,
+    generator: torch.Generator,
+    *,
+    centred: bool = False,
 ) -> Float[Tensor, "b m 3"]:
     """Draw the points, scale and shift each cloud along its axes, rotate and shuffle it.
+
+    With ``centred``, the drawn points have their mean at the origin before, as a network that
+    centres them in evaluation will see them.
 
     The rotation comes after the scaling, so that a shape is stretched along the axes of its
     canonical pose and then turned, as if another such object had been turned.
     """
     if config.draw_from is not None:
         points = drop_points(points, config.draw_from - config.points, generator=generator)
+    if centred:
+        points = center(points)
     if config.scale > 1:
         points = random_scale(points, 1 / config.scale, config.scale, generator=generator)
     if config.shift > 0:

@@ -1,5 +1,6 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
+import inspect
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -33,6 +34,7 @@ class Step:
             self.network = DistributedDataParallel(model)
         self.config = config
         self.device = device
+        self.placing = places_clouds(model)
         recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
         self.optimizer = make_optimizer(model, config, self.lr, recorded)
@@ -48,7 +50,7 @@ class Step:
         """Take the step, and return the losses by name and the accuracy of the batch.
 
         Args:
-            points: the clouds.
+            points: the clouds, where the network is to see them.
             labels: of the clouds, or of their points (-1: none).
             lr: learning rate.
             **given: what the network is given beside the points.
@@ -104,7 +106,8 @@ class Step:
         with waits:
             autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
             with autocast, count_together():
-                output = self.network(points, **given)
+                placed = {"placed": True} if self.placing else {}
+                output = self.network(points, **given, **placed)
             losses = classification_losses(
                 output,
                 labels,
@@ -143,6 +146,15 @@ class Step:
         """Return what the optimiser remembers, by parameter and kind."""
         states = self.optimizer.state.items()
         return [((p, k), x) for p, s in states for k, x in s.items() if isinstance(x, Tensor)]
+
+
+def places_clouds(model: nn.Module) -> bool:
+    """Say whether a network centres its clouds, and can be told to take them where they stand.
+
+    If it centred them in training, shifting them would augment nothing.
+    """
+    centres = getattr(getattr(model, "config", None), "center", False)
+    return bool(centres) and "placed" in inspect.signature(model.forward).parameters
 
 
 def make_optimizer(
