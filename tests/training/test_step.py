@@ -67,6 +67,23 @@ def test_a_shift_counts_in_training_and_not_in_evaluation(name, generator):
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.gpu
+def test_dropout_of_a_recorded_step_follows_the_seed(generator):
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn_light", 3, k=4).cuda()
+    points = torch.randn(8, 32, 3, generator=generator).cuda()
+    labels = torch.arange(8).cuda() % 3
+    step = Step(model, TrainConfig(batch_size=8), torch.device("cuda"))
+    losses = []
+    for seed in (1, 2, 1, 2, 3):
+        torch.manual_seed(seed)
+        losses.append(step(points, labels, 0.0)["total"].item())
+    one, two, one_again, two_again, three = losses
+    assert one_again == pytest.approx(one, abs=1e-4)
+    assert two_again == pytest.approx(two, abs=1e-4)
+    assert len({round(x, 3) for x in (one, two, three)}) == 3
+
+
 def test_a_network_that_cannot_be_told_is_given_the_clouds_alone(generator):
     class Stranger(torch.nn.Module):
         def __init__(self):
