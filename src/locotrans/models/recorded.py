@@ -16,13 +16,14 @@ T = TypeVar("T")
 class Recorded:
     """A network in evaluation that is recorded on a GPU, and from then on replayed.
 
-        network = Recorded(create_model("locotrans_dgcnn_light").cuda().eval())
-        logits = network(points).logits
+        >>> network = Recorded(create_model("locotrans_dgcnn_light").cuda().eval())
+        >>> logits = network(points).logits
 
     The first call with clouds of a new size takes as long as a few; later ones with that size, type
     and precision are several times as fast for small batches. Each size keeps memory of its own, so
     give batches of one size. Weights that change in place (training, `load_state_dict`) count in
-    later calls; a network that was moved must be recorded anew. On a CPU the network is called.
+    later calls; a network that was moved, or kernels that were switched off, need a new one.
+    On a CPU the network is called.
 
     Differs: replayed calls do not look whether values are finite, which would wait for the GPU.
 
