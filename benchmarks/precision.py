@@ -8,43 +8,19 @@ get the answer of the shape as it is stored. Without a GPU there is nothing but 
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from timing import device_argument, markdown, record_arguments, write_record
+from network_timing import MODES, kernels
+from timing import cloud_arguments, markdown, record_arguments, write_record
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset
 from locotrans.geometry.products import float32_products
-from locotrans.kernels import set_kernels
 from locotrans.training import load_weights
 from locotrans.training.evaluate import evaluate
-
-MODES = {  # kernels, products of float32, autocast
-    "plain, float32": ("off", "highest", False),
-    "fast, float32": ("auto", "highest", False),
-    "fast, TF32": ("auto", "high", False),
-    "fast, bfloat16": ("auto", "high", True),
-}
-
-
-@contextmanager
-def mode(name: str, device: torch.device) -> Iterator[None]:
-    """Compute in one of the modes."""
-    kernels, products, autocast = MODES[name]
-    before = set_kernels(kernels)
-    try:
-        with (
-            float32_products(products),
-            torch.autocast(device.type, torch.bfloat16, enabled=autocast),
-        ):
-            yield
-    finally:
-        set_kernels(before)
 
 
 @torch.inference_mode()
@@ -63,8 +39,14 @@ def measure(
     model.to(device).eval()
     rows = []
     exact = None
-    for name in [*MODES][: None if device.type == "cuda" else 2]:
-        with mode(name, device):
+    for name, setting, products, bf16, graph in MODES:
+        if graph or (device.type != "cuda" and products != "highest"):
+            continue
+        with (
+            kernels(setting),
+            float32_products(products),
+            torch.autocast(device.type, torch.bfloat16, enabled=bf16),
+        ):
             answer = logits(model, data, batch_size, device)
             turned = evaluate(model, data, "so3", seed=seed, batch_size=batch_size, device=device)
         exact = answer if exact is None else exact
@@ -87,14 +69,7 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("weights", help="run folder or .safetensors file")
-    parser.add_argument("--data", default="builtin")
-    parser.add_argument("--root", type=Path)
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--points", type=int, help="by default as it was trained")
-    parser.add_argument("--shapes", type=int, help="shapes to generate, for a generated set")
-    parser.add_argument("--seed", type=int, default=0, help="of the poses")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--device", default="auto", type=device_argument)
+    cloud_arguments(parser)
     record_arguments(parser)
     args = parser.parse_args(arguments)
     model, metadata = load_weights(args.weights)

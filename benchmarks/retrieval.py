@@ -9,12 +9,11 @@ again" is the share of shapes that, asked for in another pose, come first among 
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from timing import device_argument, markdown, record_arguments, write_record
+from timing import cloud_arguments, markdown, record_arguments, write_record
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset, rotate
@@ -56,14 +55,7 @@ def measure(
 def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("weights", nargs="+", help="run folders or .safetensors files")
-    parser.add_argument("--data", default="builtin")
-    parser.add_argument("--root", type=Path)
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--points", type=int, help="by default as the first was trained")
-    parser.add_argument("--shapes", type=int, help="shapes to generate, for a generated set")
-    parser.add_argument("--seed", type=int, default=0, help="of the poses")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--device", default="auto", type=device_argument)
+    cloud_arguments(parser)
     record_arguments(parser)
     args = parser.parse_args(arguments)
     rows, data = [], None

@@ -223,6 +223,18 @@ def device_argument(name: str) -> torch.device:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def cloud_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of what a trained network is measured on."""
+    parser.add_argument("--data", default="builtin")
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--points", type=int, help="by default as the first was trained")
+    parser.add_argument("--shapes", type=int, help="shapes to generate, for a generated set")
+    parser.add_argument("--seed", type=int, default=0, help="of the poses")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--device", default="auto", type=device_argument)
+
+
 def record_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `write_record`."""
     parser.add_argument("--out", type=Path, help="JSON file of the record (default: none)")

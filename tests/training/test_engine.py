@@ -14,9 +14,10 @@ from torch import nn
 from locotrans.cli import main
 from locotrans.training import Stopped, TrainConfig, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
+from locotrans.training.augment import augment
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import read_tensors
-from locotrans.training.loop import augment, learning_rate
+from locotrans.training.loop import learning_rate
 from locotrans.training.parts import join, split
 from locotrans.training.presets import PRESETS, deviations, list_presets, read_config
 from locotrans.training.run import load_data

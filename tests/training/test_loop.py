@@ -10,7 +10,8 @@ from rich.console import Console
 
 from locotrans.training import TrainConfig, evaluate, load_weights, train
 from locotrans.training import step as step_module
-from locotrans.training.loop import augment, epoch_order, learning_rate
+from locotrans.training.augment import augment
+from locotrans.training.loop import epoch_order, learning_rate
 from locotrans.training.parts import split
 from locotrans.training.run import Run, check_folder
 

@@ -14,8 +14,9 @@ from locotrans.data import export, load_dataset
 from locotrans.models import create_model, pretrained
 from locotrans.training import TrainConfig, evaluate, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
+from locotrans.training.augment import draw_labelled
 from locotrans.training.config import parse_options
-from locotrans.training.loop import draw_labelled, learning_rate
+from locotrans.training.loop import learning_rate
 from locotrans.training.pack import pack
 from locotrans.training.step import Step
 from locotrans.training.tasks import build_model, given
