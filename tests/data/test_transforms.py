@@ -75,6 +75,14 @@ def test_rotate_acts_from_the_left(points):
     torch.testing.assert_close(rotate(points, R)[3, 5], R[3] @ points[3, 5])
 
 
+def test_rotate_keeps_all_digits_under_autocast(points):
+    points = points.float()
+    R = random_rotations(6, generator=seeded())
+    with torch.autocast("cpu", torch.bfloat16):
+        turned = rotate(points, R)
+    torch.testing.assert_close(turned, rotate(points, R), rtol=0, atol=0)
+
+
 def test_scale_is_within_bounds_and_differs_by_axis_and_cloud():
     ones = torch.ones(500, 2, 3)
     factors = random_scale(ones, 0.5, 2.0, generator=seeded())

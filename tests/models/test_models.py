@@ -217,6 +217,11 @@ def test_points_of_another_precision_are_refused():
         ValueError, match=r"points are torch.float64 and the model is torch.float32"
     ):
         model(torch.zeros(1, 8, 3, dtype=torch.float64))
+    with (
+        torch.autocast("cpu", torch.bfloat16),  # which rounds products, not coordinates
+        pytest.raises(ValueError, match=r"points are torch.bfloat16 and the model is"),
+    ):
+        model(torch.zeros(1, 8, 3, dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

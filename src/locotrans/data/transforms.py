@@ -34,8 +34,11 @@ def normalize(points: Float[Tensor, "*batch n 3"]) -> Float[Tensor, "*batch n 3"
 def rotate(
     vectors: Float[Tensor, "*batch n 3"], rotations: Float[Tensor, "*batch 3 3"]
 ) -> Float[Tensor, "*batch n 3"]:
-    """Turn every point (or normal) of each cloud by the rotation of that cloud."""
-    return vectors @ rotations.to(vectors).mT
+    """Turn every point (or normal) of each cloud by the rotation of that cloud.
+
+    It is no product of matrices, which under TF32 or autocast would round the coordinates.
+    """
+    return (vectors.unsqueeze(-2) * rotations.to(vectors).unsqueeze(-3)).sum(-1)
 
 
 def protocol_rotations(

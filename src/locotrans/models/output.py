@@ -76,7 +76,7 @@ def check_points(points: Tensor, k: int, model: nn.Module) -> None:
             "give at least k points, or build the model with a smaller k"
         )
     weights = next(model.parameters()).dtype
-    if points.dtype != weights and not torch.is_autocast_enabled(points.device.type):
+    if points.dtype != weights:
         raise ValueError(
             f"points are {points.dtype} and the model is {weights}: "
             f"give it points.to({weights}), or turn the model into model.to({points.dtype})"

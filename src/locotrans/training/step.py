@@ -20,8 +20,8 @@ class Step:
     """Forward, losses, backward and update for one batch.
 
     A step has about a thousand small kernels, and launching them from Python takes longer than
-    they run; a recorded graph launches them all at once. Warming up changes weights and statistics,
-    so they are put back: recording leaves no trace.
+    they run; a recorded graph launches them all at once. Warming up changes weights, statistics and
+    the state of the random numbers, so they are put back: recording leaves no trace.
 
     Where several processes train together, each takes its share of the batch, gradients are
     averaged, and nothing is recorded.
@@ -133,9 +133,10 @@ class Step:
         weights = {name: x.clone() for name, x in self.model.state_dict().items()}
         memory = {key: x.clone() for key, x in self._memory()}
         inputs = (self._points, self._labels, self._given)
-        warm_up(lambda: self._take(*inputs))
-        self.optimizer.zero_grad(set_to_none=True)
-        self._graph, (self._names, self._figures) = capture(lambda: self._take(*inputs))
+        with torch.random.fork_rng([self.device]):
+            warm_up(lambda: self._take(*inputs))
+            self.optimizer.zero_grad(set_to_none=True)
+            self._graph, (self._names, self._figures) = capture(lambda: self._take(*inputs))
         for name, x in self.model.state_dict().items():
             x.copy_(weights[name])
         for key, x in self._memory():
