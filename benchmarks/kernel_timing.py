@@ -33,6 +33,9 @@ REASONS = {
     "too few to hide one part of the work behind another",
     "vector_losses": "latency: a program waits for its indices, then for the vectors of k "
     "neighbours, and has nothing else to do; then one program adds all sums",
+    "symmetric_frames": "latency: the least that a launch takes is several times so small a floor",
+    "point_products": "launches: weights are packed, torch takes two products (four on the way "
+    "back), and the benchmark joins them to compare; each takes at least a few us",
     "frame_conv": "about ten instructions for every channel of every edge (15 us), which the floor "
     "of its bytes leaves out",
 }
