@@ -25,15 +25,23 @@ def test_parts_have_statistics_of_their_own_and_gradients_in_common(generator):
     figures = Step(model, config, torch.device("cpu"))(points, labels, 0.1)
 
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
-    losses = [
-        classification_losses(by_hand(points[part], placed=True), labels[part]).total
-        for part in (slice(0, 3), slice(3, 6))
-    ]
+    before = {name: x.clone() for name, x in by_hand.named_buffers()}
+    losses, buffers = [], []
+    for part in (slice(0, 3), slice(3, 6)):
+        for name, x in by_hand.named_buffers():
+            x.data = before[name].clone()
+        output = by_hand(points[part], placed=True)
+        losses.append(classification_losses(output, labels[part]).total)
+        buffers.append({name: x.clone() for name, x in by_hand.named_buffers()})
     (sum(losses) / 2).backward()
     optimizer.step()
     torch.testing.assert_close(figures["total"], (sum(losses) / 2).float().detach())
-    for (name, a), b in zip(model.state_dict().items(), by_hand.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, msg=name)
+    for name, p in by_hand.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), p, msg=name)
+    for name, x in model.named_buffers():
+        torch.testing.assert_close(
+            x, (buffers[0][name] + buffers[1][name]) / 2, msg=name, check_dtype=False
+        )
 
     config = TrainConfig(batch_size=6, momentum=0.0, weight_decay=0.0)
     together = Step(whole, config, torch.device("cpu"))(points, labels, 0.1)
@@ -82,6 +90,26 @@ def test_dropout_of_a_recorded_step_follows_the_seed(generator):
     assert one_again == pytest.approx(one, abs=1e-4)
     assert two_again == pytest.approx(two, abs=1e-4)
     assert len({round(x, 3) for x in (one, two, three)}) == 3
+
+
+@pytest.mark.gpu
+def test_parts_side_by_side_are_those_one_after_the_other(generator):
+    torch.manual_seed(0)
+    model = create_model("locotrans_dgcnn_light", 3, **SMALL).double()
+    models = {"cpu": model, "cuda": copy.deepcopy(model).cuda()}
+    points = torch.randn(12, 32, 3, generator=generator, dtype=torch.float64)
+    labels = torch.arange(12) % 3
+    config = TrainConfig(batch_size=12, norm_parts=4)
+    totals = {}
+    for name, network in models.items():
+        step = Step(network, config, torch.device(name))
+        rates = (0.0, 1e-3, 1e-3)
+        totals[name] = [step(points.to(name), labels.to(name), lr)["total"].item() for lr in rates]
+    assert totals["cuda"] == pytest.approx(totals["cpu"], rel=1e-5)
+    assert abs(totals["cpu"][2] - totals["cpu"][0]) > 1e-3
+    for name, x in models["cpu"].state_dict().items():
+        other = models["cuda"].state_dict()[name].cpu()
+        torch.testing.assert_close(other, x, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_a_network_that_cannot_be_told_is_given_the_clouds_alone(generator):

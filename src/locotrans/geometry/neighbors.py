@@ -47,9 +47,11 @@ def knn(points: Float[Tensor, "*batch n d"], k: int) -> Int[Tensor, "*batch n k"
     else:
 
         def distances(rows: slice) -> Tensor:
-            if torch.compiler.is_exporting():  # ONNX knows no cdist
-                squares = [(x.unsqueeze(-1) - x.unsqueeze(-2)) ** 2 for x in flat.unbind(-1)]
-                return torch.stack(squares).sum(0).sqrt()
+            if not _looks(flat):  # ONNX knows no cdist, and on a GPU it starts a block a pair
+                square = flat.new_zeros(())
+                for x, y in zip(flat[:, rows].unbind(-1), flat.unbind(-1), strict=True):
+                    square = square + (x.unsqueeze(-1) - y.unsqueeze(-2)).square()
+                return square.sqrt()
             return torch.cdist(flat[:, rows], flat, compute_mode="donot_use_mm_for_euclid_dist")
 
         chosen = _select(distances, absolute, relative, flat, k)

@@ -65,9 +65,9 @@ class TrainConfig:
     batch_size: int = 32
     """Shapes per step; the last partial batch of an epoch is dropped."""
     norm_parts: int = 1
-    """Parts of a batch, each normalised by statistics of its own, which all move the running ones;
-    gradients are averaged. (The authors' program, which shares a batch among four GPUs, has four
-    parts, of which one moves the running statistics.)"""
+    """Parts of a batch, each normalised by statistics of its own, whose mean moves the running
+    ones; gradients are averaged. (The authors' program, which shares a batch among four GPUs, has
+    four parts, of which one moves the running statistics.)"""
     lr: float = 0.1
     """Learning rate of the first step, or at the end of the warm-up."""
     final_lr: float = 0.001

@@ -1,7 +1,8 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +14,7 @@ from locotrans.geometry.products import float32_products
 from locotrans.losses import classification_losses
 from locotrans.models.recorded import capture, warm_up
 from locotrans.nn.norm import count_together
+from locotrans.training.batch_parts import differentiate_parts, side_streams, split_batch
 from locotrans.training.config import TrainConfig
 
 
@@ -30,7 +32,7 @@ class Step:
     def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
         self.model = model
         self.network: nn.Module = model
-        if processes() > 1:
+        if processes() > 1 and config.norm_parts == 1:
             self.network = DistributedDataParallel(model)
         self.config = config
         self.device = device
@@ -38,6 +40,7 @@ class Step:
         recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
         self.optimizer = make_optimizer(model, config, self.lr, recorded)
+        self._streams = side_streams(config.norm_parts, device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(
@@ -75,53 +78,44 @@ class Step:
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> tuple[list[str], Float[Tensor, "m"]]:
         self.optimizer.zero_grad(set_to_none=True)
-        count = self.config.norm_parts
-        parts = [{k: x.chunk(count)[i] for k, x in given.items()} for i in range(count)]
-        mixed = self.config.precision == "mixed"
-        with float32_products("high" if mixed else "highest"):
-            rows = [
-                self._differentiate(*part, last=i == count - 1)
-                for i, part in enumerate(
-                    zip(points.chunk(count), labels.chunk(count), parts, strict=True)
-                )
-            ]
+        with float32_products("high" if self.config.precision == "mixed" else "highest"):
+            if self.config.norm_parts == 1:
+                figures = self._losses(self.network, points, labels, given)
+                figures["total"].backward()
+            else:
+                parts = split_batch(self.config.norm_parts, points, labels, given)
+                figures = differentiate_parts(self.model, self._losses, parts, self._streams)
         self.optimizer.step()
-        values = torch.stack([torch.stack([v.float() for v in row.values()]) for row in rows])
-        return list(rows[0]), mean_over_processes(values.mean(0))
+        values = torch.stack([x.detach().float() for x in figures.values()])
+        return list(figures), mean_over_processes(values)
 
-    def _differentiate(
+    def _losses(
         self,
+        network: Callable[..., Any],
         points: Float[Tensor, "b n 3"],
         labels: Int[Tensor, "b *n"],
         given: dict[str, Tensor],
-        *,
-        last: bool,
     ) -> dict[str, Tensor]:
-        """Add the gradients of a part of the batch; return its losses and its accuracy."""
+        """Return the losses by name and the accuracy."""
         config = self.config
-        waits: AbstractContextManager[None] = nullcontext()
-        if isinstance(self.network, DistributedDataParallel) and not last:
-            waits = self.network.no_sync()  # processes tell each other the sum
-        mixed = config.precision == "mixed"
-        with waits:
-            autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
-            with autocast, count_together():
-                placed = {"placed": True} if self.placing else {}
-                output = self.network(points, **given, **placed)
-            losses = classification_losses(
-                output,
-                labels,
-                smoothing=config.smoothing,
-                orthogonality_weight=config.orthogonality_weight,
-                consistency_weight=config.consistency_weight,
-            )
-            total = losses.total
-            (total if config.norm_parts == 1 else total / config.norm_parts).backward()
+        autocast = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=config.precision == "mixed"
+        )
+        with autocast, count_together():
+            placed = {"placed": True} if self.placing else {}
+            output = network(points, **given, **placed)
+        losses = classification_losses(
+            output,
+            labels,
+            smoothing=config.smoothing,
+            orthogonality_weight=config.orthogonality_weight,
+            consistency_weight=config.consistency_weight,
+        )
         right = output.logits.argmax(-1) == labels
         count: Tensor | int = len(labels)
         if labels.dim() > 1:
-            count = count_over_processes(labels >= 0, total.dtype)
-        figures = {k: v.detach() for k, v in losses._asdict().items() if v is not None}
+            count = count_over_processes(labels >= 0, losses.total.dtype)
+        figures = {k: v for k, v in losses._asdict().items() if v is not None}
         return figures | {"accuracy": right.sum() / count}
 
     def _record(
