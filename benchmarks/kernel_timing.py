@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MEMORY = 4.3e12  # bytes a second
-CACHE = 5.5e12
+CACHE = 5.5e12  # of the second level; what a multiprocessor holds itself comes faster
 PRODUCTS = 4e14  # operations a second on tensor cores, in bfloat16
 INSTRUCTIONS = 2.8e13  # of all lanes
 
@@ -27,7 +27,8 @@ INSTRUCTIONS = 2.8e13  # of all lanes
 # fits counts.
 REASONS = {
     "rpr_conv tf32x3 backward": "float32 products without tensor cores, at half the rate of the "
-    "floor: three TF32 products need more registers than there are, and took twice this time",
+    "floor: three TF32 products need more registers than there are, and took twice this time; the "
+    "widest layer is slower than plain code, and kept since it stores no edges",
     "rpr_conv": "between products every channel of every edge passes batch norm, ReLU and sums, or "
     "their derivatives, in registers; two programs of four warps fill those of a multiprocessor, "
     "too few to hide one part of the work behind another",

@@ -28,6 +28,7 @@ arguments.
 
 import argparse
 import gc
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -151,19 +152,20 @@ def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
 
 def large_jobs(args: argparse.Namespace) -> Iterator[Job]:
     sizes = [2000] if args.quick else [25_000, 50_000, 100_000]
-    for name in args.models:
-        for points in sizes:
-            yield partial(_one, large_row, args, name, points)
+    products = ("highest", "high") if args.device.type == "cuda" else ("highest",)
+    for name, points, precision in itertools.product(args.models, sizes, products):
+        yield partial(_one, large_row, args, name, points, precision)
 
 
-def large_row(args: argparse.Namespace, name: str, points: int) -> Row:
+def large_row(args: argparse.Namespace, name: str, points: int, products: str) -> Row:
     """Take a forward pass once; on the CPU in a process of its own, which has a peak of its own."""
-    row: Row = {"network": name, "points": points, "k": args.k}
+    mode = "TF32" if products == "high" else "float32"
+    row: Row = {"network": name, "points": points, "k": args.k, "products": mode}
     if args.device.type != "cuda":
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             return row | pool.submit(cpu_pass, name, points, args.k, args.threads).result()
     call = inference(network(name, args.k, args.device).eval(), clouds(1, points, args.device))
-    with float32_products("high"), peak_memory(args.device) as peak:
+    with float32_products(products), peak_memory(args.device) as peak:
         call()
         seconds = seconds_of(call, args.device)
     return row | {"s": seconds, **peak}

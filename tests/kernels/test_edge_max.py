@@ -100,9 +100,9 @@ def compare_frame_conv(layer, points, neighbors, generator, **options):
 
 
 TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-SIZES = [(2, 9, 5, 21), (1, 22, 20, 7), (1, 18, 1, 70), (1, 2, 2, 1)]
+SIZES = [(2, 9, 5, 21), (1, 22, 20, 7), (1, 18, 1, 70), (1, 2, 2, 1), (1, 3, 64, 4)]
 CASES = [(*size, True) for size in SIZES] + [(*SIZES[0], False), (*SIZES[3], False)]
-CASES += [pytest.param(*size, False, marks=LONG) for size in SIZES[1:3]]
+CASES += [pytest.param(*size, False, marks=LONG) for size in (*SIZES[1:3], SIZES[4])]
 CASES = pytest.mark.parametrize(("b", "n", "k", "d", "training"), CASES)
 
 

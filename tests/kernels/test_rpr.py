@@ -129,7 +129,6 @@ def test_agrees_with_the_plain_code(size, refine, training, device, small_blocks
     assert_same(case, device, generator, training=training)
 
 
-@pytest.mark.slow
 def test_many_neighbors(device, small_blocks, generator):
     assert_same(make(1, 5, 64, 3, 16, 16, False, generator), device, generator)
 

@@ -90,8 +90,7 @@ def cloud(b, n, k, c, generator):
 
 
 TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-SIZES = [(2, 9, 3, 5, 21), (1, 9, 2, 3, 42), (1, 17, 1, 2, 33), (2, 1, 1, 2, 3)]
-SIZES += [pytest.param(1, 2, 64, 2, 7, marks=pytest.mark.slow)]
+SIZES = [(2, 9, 3, 5, 21), (1, 9, 2, 3, 42), (1, 17, 1, 2, 33), (2, 1, 1, 2, 3), (1, 2, 64, 2, 7)]
 
 
 @pytest.mark.parametrize(("b", "n", "k", "c", "d"), SIZES)

@@ -52,3 +52,26 @@ def test_a_replay_answers_as_the_network_does(name):
             assert (ours is None) == (theirs is None)
             if ours is not None:
                 assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["locotrans_dgcnn_light", "dgcnn"])
+def test_casts_of_autocast_are_made_in_every_replay(name):
+    model = small(name).cuda()
+    clouds = load_dataset("builtin", "test", points=200, shapes=20).points.cuda()
+    model(clouds[:8])
+    recorded = Recorded(model.eval())
+    answers = []
+    for factor in (1.0, 1.5, 0.7):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(factor)
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            model(clouds[:4])  # a cast may be kept
+            answers.append(recorded(clouds[:4]).logits)
+        filler = [torch.randn(256, 256, device="cuda").bfloat16() for _ in range(64)]  # noqa: F841
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            answers.append(model(clouds[:4]).logits)
+    assert len(recorded._calls) == 1
+    for ours, theirs in zip(answers[::2], answers[1::2], strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)

@@ -8,6 +8,7 @@ import torch
 from locotrans import create_model
 from locotrans.losses import classification_losses
 from locotrans.models import ClassifierOutput
+from locotrans.training import step as step_module
 from locotrans.training.config import TrainConfig
 from locotrans.training.step import Step
 
@@ -93,6 +94,28 @@ def test_dropout_of_a_recorded_step_follows_the_seed(generator):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+def test_parts_side_by_side_learn_as_parts_one_after_the_other(precision, generator, monkeypatch):
+    points = torch.randn(16, 64, 3, generator=generator).cuda()
+    labels = torch.arange(16).cuda() % 3
+    config = TrainConfig(batch_size=16, norm_parts=4, precision=precision)
+    losses = []
+    for streams in (step_module.side_streams, lambda *_: []):
+        monkeypatch.setattr(step_module, "side_streams", streams)
+        torch.manual_seed(0)
+        model = create_model("locotrans_dgcnn_light", 3, k=8).cuda()
+        step = Step(model, config, torch.device("cuda"))
+        rows = []
+        for i in range(30):
+            torch.manual_seed(i)  # dropout
+            rows.append(step(points, labels, 0.01)["total"].item())
+        losses.append(rows)
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-3)
+    assert sum(losses[0][-5:]) == pytest.approx(sum(losses[1][-5:]), rel=0.1)
+    assert sum(losses[0][-5:]) < 0.9 * sum(losses[0][:5])
+
+
+@pytest.mark.gpu
 def test_parts_side_by_side_are_those_one_after_the_other(generator):
     torch.manual_seed(0)
     model = create_model("locotrans_dgcnn_light", 3, **SMALL).double()
@@ -112,18 +135,32 @@ def test_parts_side_by_side_are_those_one_after_the_other(generator):
         torch.testing.assert_close(other, x, rtol=1e-5, atol=1e-6, msg=name)
 
 
+class Stranger(torch.nn.Module):
+    """A network that knows nothing of ours, and has no buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, points):
+        return ClassifierOutput(self.linear(points.mean(1)))
+
+
 def test_a_network_that_cannot_be_told_is_given_the_clouds_alone(generator):
-    class Stranger(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(3, 3)
-
-        def forward(self, points):
-            return ClassifierOutput(self.linear(points.mean(1)))
-
     step = Step(Stranger(), TrainConfig(batch_size=4), torch.device("cpu"))
     points = torch.randn(4, 5, 3, generator=generator)
     assert step(points, torch.tensor([0, 1, 2, 0]), 0.1)["total"] > 0
+
+
+def test_parts_of_a_batch_need_no_statistics(generator):
+    points, labels = torch.randn(4, 5, 3, generator=generator), torch.tensor([0, 1, 2, 0])
+    torch.manual_seed(0)
+    model = Stranger()
+    whole = copy.deepcopy(model)
+    for network, parts in ((model, 2), (whole, 1)):
+        config = TrainConfig(batch_size=4, norm_parts=parts)
+        Step(network, config, torch.device("cpu"))(points, labels, 0.1)
+    torch.testing.assert_close(model.linear.weight, whole.linear.weight)
 
 
 @pytest.mark.parametrize(("batch", "parts"), [(6, 4), (4, 4), (1, 1)])

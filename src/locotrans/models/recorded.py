@@ -1,6 +1,7 @@
 """Evaluation as CUDA graphs: a network launches hundreds of small kernels, a graph all at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -60,7 +61,7 @@ class Recorded:
         return tree_map_only(Tensor, torch.clone, call.result)
 
     def _record(self, points: Float[Tensor, "b n 3"], given: dict[str, Tensor]) -> "Call":
-        with torch.cuda.device(points.device):
+        with torch.cuda.device(points.device), casts_forgotten():
             warm_up(lambda: self.model(points, **given))
             return Call(points, given, *capture(lambda: self.model(points, **given)))
 
@@ -72,6 +73,18 @@ class Call(NamedTuple):
     given: dict[str, Tensor]
     graph: torch.cuda.CUDAGraph
     result: Any
+
+
+@contextmanager
+def casts_forgotten() -> Iterator[None]:
+    """Let autocast keep no casts of weights: a graph would read them when they are gone."""
+    kept = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(kept)
 
 
 def warm_up(call: Callable[[], object]) -> None:

@@ -69,26 +69,25 @@ def differentiate_parts(
     results = []
     for i, part in enumerate(parts):
         if streams:
-            streams[i].wait_stream(torch.cuda.current_stream())
+            streams[i].wait_stream(torch.cuda.current_stream(streams[i].device))
         with torch.cuda.stream(streams[i]) if streams else nullcontext():
             own = {name: x.clone() for name, x in buffers.items()}
             figures = losses(partial(_call, model, own), *part)
             gradients = torch.autograd.grad(figures["total"], weights, allow_unused=True)
             results.append((figures, gradients, own))
     for stream in streams:
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
 
     used = [i for i, gradient in enumerate(results[0][1]) if gradient is not None]
     means = _means([[gradients[i] for i in used] for _, gradients, _ in results])
     for i, gradient in zip(used, _over_processes(means), strict=True):
         weights[i].grad = gradient
-    moving = [name for name, x in buffers.items() if x.is_floating_point()]
-    means = _means([[own[name] for name in moving] for _, _, own in results])
-    torch._foreach_copy_([buffers[name] for name in moving], means)
-    counters = [name for name in buffers if name not in moving]
-    if counters:
-        first = results[0][2]
-        torch._foreach_copy_([buffers[n] for n in counters], [first[n] for n in counters])
+    for moving in (True, False):  # the others are counters, alike in all parts
+        chosen = [name for name, x in buffers.items() if x.is_floating_point() == moving]
+        states = [[own[name] for name in chosen] for _, _, own in results]
+        if chosen:
+            new = _means(states) if moving else states[0]
+            torch._foreach_copy_([buffers[name] for name in chosen], new)
     names = list(results[0][0])
     means = _means([[figures[name].detach() for name in names] for figures, _, _ in results])
     return dict(zip(names, means, strict=True))

@@ -127,7 +127,7 @@ class Step:
         weights = {name: x.clone() for name, x in self.model.state_dict().items()}
         memory = {key: x.clone() for key, x in self._memory()}
         inputs = (self._points, self._labels, self._given)
-        with torch.random.fork_rng([self.device]):
+        with torch.cuda.device(self.device), torch.random.fork_rng([self.device]):
             warm_up(lambda: self._take(*inputs))
             self.optimizer.zero_grad(set_to_none=True)
             self._graph, (self._names, self._figures) = capture(lambda: self._take(*inputs))
