@@ -74,6 +74,7 @@ def differentiate_parts(
             own = {name: x.clone() for name, x in buffers.items()}
             figures = losses(partial(_call, model, own), *part)
             gradients = torch.autograd.grad(figures["total"], weights, allow_unused=True)
+            figures = {name: x.detach() for name, x in figures.items()}
             results.append((figures, gradients, own))
     for stream in streams:
         torch.cuda.current_stream(stream.device).wait_stream(stream)
@@ -89,7 +90,7 @@ def differentiate_parts(
             new = _means(states) if moving else states[0]
             torch._foreach_copy_([buffers[name] for name in chosen], new)
     names = list(results[0][0])
-    means = _means([[figures[name].detach() for name in names] for figures, _, _ in results])
+    means = _means([[figures[name] for name in names] for figures, _, _ in results])
     return dict(zip(names, means, strict=True))
 
 
