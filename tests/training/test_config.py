@@ -51,6 +51,7 @@ def test_toml_may_leave_keys_out(tmp_path):
         ('{"epochs": 2.5}', "epochs must be int"),
         ('{"epochs": true}', "epochs must be int"),
         ('{"epochs": 0}', "epochs must be at least 1"),
+        ('{"batch_size": 1}', "batch_size must be at least 2"),
         ('{"lr": NaN}', "lr must be float"),
         ('{"rotation": "y"}', "rotation must be"),
         ('{"shuffle": 2}', "shuffle must be bool"),

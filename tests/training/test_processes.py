@@ -129,7 +129,6 @@ def launched(tiny_config, tmp_path_factory):
         options=options,
         epochs=2,
         averaging=0.9,
-        norm_parts=2,
         out=folder / "two",
     )
     (folder / "config.json").write_text(json.dumps(to_json(config)))

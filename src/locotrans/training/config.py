@@ -21,7 +21,7 @@ from locotrans.models import model_config
 # (the data themselves are compared by checksum).
 MOVABLE = frozenset({"root", "device", "out", "checkpoint_seconds"})
 
-AT_LEAST_ONE = ("points", "epochs", "scale", "norm_parts")
+AT_LEAST_ONE = ("points", "epochs", "scale")
 BELOW_ONE = ("smoothing", "momentum", "averaging", "validation")
 NOT_NEGATIVE = (
     *BELOW_ONE,
@@ -64,10 +64,6 @@ class TrainConfig:
     """Passes over the training set."""
     batch_size: int = 32
     """Shapes per step; the last partial batch of an epoch is dropped."""
-    norm_parts: int = 1
-    """Parts of a batch, each normalised by statistics of its own, whose mean moves the running
-    ones; gradients are averaged. (The authors' program, which shares a batch among four GPUs, has
-    four parts, of which one moves the running statistics.)"""
     lr: float = 0.1
     """Learning rate of the first step, or at the end of the warm-up."""
     final_lr: float = 0.001
@@ -117,11 +113,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
             _require(self, name, 1)
-        if self.batch_size % self.norm_parts or self.batch_size < 2 * self.norm_parts:
-            raise ValueError(  # batch norm needs two
-                f"batch_size must be a multiple of norm_parts ({self.norm_parts}), and twice as "
-                f"much or more, got {self.batch_size}"
-            )
+        _require(self, "batch_size", 2)  # batch norm needs two
         for name in NOT_NEGATIVE:
             _require(self, name, 0)
         for name in BELOW_ONE:

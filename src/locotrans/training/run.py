@@ -85,11 +85,9 @@ class Run:
         self.device = find_device(config.device)
         options = parse_options(config.model, config.options)
         self.train_set, self.held_out = load_data(config)
-        if config.batch_size % (processes() * config.norm_parts):
-            parts = f" x {config.norm_parts} parts" if config.norm_parts > 1 else ""
+        if config.batch_size % processes():
             raise ValueError(
                 f"batch_size {config.batch_size} must be a multiple of the {processes()} processes"
-                + parts
             )
         self.steps_per_epoch = len(self.train_set) // config.batch_size
         if self.steps_per_epoch == 0:

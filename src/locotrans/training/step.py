@@ -1,8 +1,6 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
 import inspect
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +12,6 @@ from locotrans.geometry.products import float32_products
 from locotrans.losses import classification_losses
 from locotrans.models.recorded import capture, warm_up
 from locotrans.nn.norm import count_together
-from locotrans.training.batch_parts import differentiate_parts, side_streams, split_batch
 from locotrans.training.config import TrainConfig
 
 
@@ -32,7 +29,7 @@ class Step:
     def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
         self.model = model
         self.network: nn.Module = model
-        if processes() > 1 and config.norm_parts == 1:
+        if processes() > 1:
             self.network = DistributedDataParallel(model)
         self.config = config
         self.device = device
@@ -40,7 +37,6 @@ class Step:
         recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
         self.optimizer = make_optimizer(model, config, self.lr, recorded)
-        self._streams = side_streams(config.norm_parts, device)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(
@@ -79,22 +75,14 @@ class Step:
     ) -> tuple[list[str], Float[Tensor, "m"]]:
         self.optimizer.zero_grad(set_to_none=True)
         with float32_products("high" if self.config.precision == "mixed" else "highest"):
-            if self.config.norm_parts == 1:
-                figures = self._losses(self.network, points, labels, given)
-                figures["total"].backward()
-            else:
-                parts = split_batch(self.config.norm_parts, points, labels, given)
-                figures = differentiate_parts(self.model, self._losses, parts, self._streams)
+            figures = self._losses(points, labels, given)
+            figures["total"].backward()
         self.optimizer.step()
         values = torch.stack([x.detach().float() for x in figures.values()])
         return list(figures), mean_over_processes(values)
 
     def _losses(
-        self,
-        network: Callable[..., Any],
-        points: Float[Tensor, "b n 3"],
-        labels: Int[Tensor, "b *n"],
-        given: dict[str, Tensor],
+        self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the losses by name and the accuracy."""
         config = self.config
@@ -103,7 +91,7 @@ class Step:
         )
         with autocast, count_together():
             placed = {"placed": True} if self.placing else {}
-            output = network(points, **given, **placed)
+            output = self.network(points, **given, **placed)
         losses = classification_losses(
             output,
             labels,
