@@ -98,7 +98,7 @@ def test_part_labels_beside_files(exported, original):
     assert sorted(clouds.parts[row].tolist()) == sorted(original["test"].parts[0].tolist())
 
 
-def test_small_files_repeat_their_points_evenly(exported):
+def test_small_files_of_labelled_points_repeat_them_evenly(exported):
     clouds = load_dataset(
         "shapenetpart:normal", "test", root=exported("shapenetpart:normal", points=100), points=250
     )

@@ -70,9 +70,10 @@ def test_folders_say_the_split(folder, order):
     assert test.class_counts == {"apple": 2, "pear": 2, "plum": 2}
 
 
-def test_few_points_repeat_and_are_noted(folder):
+def test_few_points_are_filled_up_and_noted(folder):
     clouds = load_dataset("folder", "test", root=folder, points=250)
-    assert clouds.notes == ("6 files have fewer than 250 points: some are repeated",)
+    assert clouds.notes == ("6 files have fewer than 250 points: they are filled up",)
+    assert all(len(cloud.unique(dim=0)) == 250 for cloud in clouds.points)
 
 
 def test_class_folder_without_files(folder):

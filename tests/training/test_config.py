@@ -53,6 +53,8 @@ def test_toml_may_leave_keys_out(tmp_path):
         ('{"epochs": 0}', "epochs must be at least 1"),
         ('{"batch_size": 1}', "batch_size must be at least 2"),
         ('{"lr": NaN}', "lr must be float"),
+        ('{"resample": 3}', "resample must be 4 to 1023"),
+        ('{"resample": 64, "points": 64}', "resample must be 4 to 63"),
         ('{"rotation": "y"}', "rotation must be"),
         ('{"shuffle": 2}', "shuffle must be bool"),
         ('{"options": 5}', "options must be tuple"),

@@ -12,6 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from locotrans.cli import main
+from locotrans.data.filling import nearest_others
+from locotrans.geometry.neighbors import knn
 from locotrans.training import Stopped, TrainConfig, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
 from locotrans.training.augment import augment
@@ -31,6 +33,7 @@ RECIPE = {
     "averaging": 0.9,
     "validation": 0.3,
     "draw_from": 24,
+    "resample": 8,
 }
 
 
@@ -102,6 +105,30 @@ def test_validation_is_a_share_of_the_training_split_and_the_test_split_is_not_r
     assert other.checksum != held_out.checksum
     with pytest.raises(ValueError, match=r"0\.01 of 20 shapes leaves 20 to train on and 0"):
         load_data(dataclasses.replace(config, validation=0.01))
+
+
+def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_left(generator):
+    pool = torch.rand(200, 60, 3, generator=generator, dtype=torch.float64) + 5
+    off = {"rotation": "none", "scale": 1.0, "shift": 0.0, "shuffle": False}
+    config = TrainConfig(points=60, resample=20, **off)
+    clouds = augment(pool, config, "z", generator)
+    assert clouds.shape == pool.shape
+    assert not torch.equal(augment(pool, config, "z", generator), clouds)
+    sizes = []
+    for cloud, points in zip(clouds, pool, strict=True):
+        kept = (cloud[:, None] == points).all(-1).any(-1)
+        sizes.append(int(kept.sum()))
+        size = sizes[-1]
+        assert kept[:size].all()
+        sources = cloud[torch.arange(size, 60) % size]
+        near = cloud[nearest_others(knn(cloud[:size], 4)[None])[0]][torch.arange(size, 60) % size]
+        lines, moves = near - sources[:, None], cloud[size:] - sources
+        steps = (lines * moves[:, None]).sum(-1) / lines.square().sum(-1)
+        rest = (steps[..., None] * lines - moves[:, None]).norm(dim=-1)
+        assert ((rest < 1e-12) & (steps.abs() <= 0.5 + 1e-9)).any(-1).all()
+    assert min(sizes) in (20, 21, 22)
+    assert max(sizes) in (58, 59, 60)
+    assert 36 < sum(sizes) / len(sizes) < 44
 
 
 def test_points_are_drawn_anew_from_more(generator):

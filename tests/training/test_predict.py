@@ -181,8 +181,8 @@ def test_choosing_points():
     cloud = rod(50).astype(np.float32)
     for choice in ("random", "farthest"):
         few = choose_points(cloud, 120, choice=choice)
-        times = np.unique(few, axis=0, return_counts=True)[1]
-        assert (len(times), set(times)) == (50, {2, 3})
+        assert len(np.unique(few, axis=0)) == 120
+        assert {tuple(x) for x in few[:50]} == {tuple(x) for x in cloud}  # the others lie between
         assert choose_points(cloud[:1], 7, choice=choice).shape == (7, 3)
         many = choose_points(rod(20_000).astype(np.float32), 64, choice=choice)
         assert len(np.unique(many, axis=0)) == 64
@@ -190,7 +190,7 @@ def test_choosing_points():
         assert (many == again).all()
 
 
-@pytest.mark.parametrize("size", [1, 64, 500, 5000, 60_000])
+@pytest.mark.parametrize("size", [1, 20, 64, 500, 5000, 60_000])
 def test_farthest_points_do_not_depend_on_order_or_pose(size):
     cloud = rod(size)
     chosen = choose_points(cloud, 64, choice="farthest")
@@ -207,8 +207,9 @@ def test_farthest_points_do_not_depend_on_order_or_pose(size):
 
 def test_farthest_points_take_one_of_those_in_one_place():
     cloud = np.repeat(rod(30), 5, axis=0)
-    chosen, times = np.unique(choose_points(cloud, 70, choice="farthest"), axis=0, return_counts=1)
-    assert (len(chosen), set(times)) == (30, {2, 3})
+    chosen = choose_points(cloud, 70, choice="farthest")
+    assert len(np.unique(chosen[:30], axis=0)) == 30
+    assert {tuple(x) for x in chosen[:30]} == {tuple(x) for x in cloud}
 
 
 def test_predict_sees_what_eval_sees(tmp_path, monkeypatch):

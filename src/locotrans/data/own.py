@@ -39,7 +39,7 @@ def load_folder(
     Args:
         split: "train" or "test".
         root: The folder.
-        points: Points of each shape; a file of fewer repeats some.
+        points: Points of each shape; a smaller file is filled up (`resample`).
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where no folders say which.
@@ -66,7 +66,7 @@ def load_csv(
     Args:
         split: "train" or "test".
         root: The table, or a folder that holds one ``.csv`` file.
-        points: Points of each shape; a file of fewer repeats some.
+        points: Points of each shape; a smaller file is filled up (`resample`).
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
         share: Share of each class that is for training, where the table has no ``split``.
@@ -132,7 +132,7 @@ def load_entries(
     few = int((sizes[rows] < points).sum())
     if few:
         files = counted(few, "file has", "files have")
-        notes.append(f"{files} fewer than {counted(points, 'point')}: some are repeated")
+        notes.append(f"{files} fewer than {counted(points, 'point')}: they are filled up")
     left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
     if left:
         one, more = "file cannot be read and is", "files cannot be read and are"

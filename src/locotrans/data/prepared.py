@@ -14,6 +14,7 @@ from torch import Tensor
 
 from locotrans.counting import counted
 from locotrans.data.cache import cached
+from locotrans.data.filling import fill_points
 from locotrans.data.transforms import normalize
 
 CHUNK = 32  # clouds at a time; all at once, memory is what takes the time
@@ -103,7 +104,10 @@ def resample(
     seed: int = 0,
     by_place: bool = True,
 ) -> Clouds:
-    """Take ``points`` points of each cloud; a smaller cloud repeats some of its own.
+    """Take ``points`` points of each cloud; a smaller cloud is filled up.
+
+    It gets copies of its points: moved ones, by `fill`, or, if the points are labelled, plain
+    ones, since a label belongs to a place.
 
     Args:
         ragged: The clouds.
@@ -115,7 +119,7 @@ def resample(
         by_place: Whether the place matters; otherwise a cloud gives the same points wherever it
             stands, by `draw`.
 
-    Degenerate: a cloud of fewer points gives each of them floor or ceil(points / size) times.
+    Degenerate: of a cloud of fewer points there are floor or ceil(points / size) copies of each.
     """
     chosen = range(len(ragged)) if rows is None else rows
     starts, sizes = ragged.offsets[:-1].tolist(), ragged.offsets.diff().tolist()
@@ -124,25 +128,37 @@ def resample(
     index = np.empty((len(chosen), points), np.int64)
     for place, row in enumerate(chosen):
         if order == "first":
-            picked = np.resize(np.arange(min(points, sizes[row])), points)
+            picked = np.arange(min(points, sizes[row]))
         else:
             picked = draw(sizes[row], points, seed, row if by_place else 0)
-        index[place] = starts[row] + picked
+        index[place] = starts[row] + np.resize(picked, points)
     flat = torch.from_numpy(index)
+    taken = ragged.points[flat]
+    if ragged.parts is None:
+        for place, row in enumerate(chosen):
+            if sizes[row] < points:
+                own = taken[place, : sizes[row]]
+                taken[place] = fill(own, points, seed, row if by_place else 0)
     return Clouds(
-        points=ragged.points[flat],
+        points=taken,
         normals=None if ragged.normals is None else ragged.normals[flat],
         colors=None if ragged.colors is None else ragged.colors[flat],
         parts=None if ragged.parts is None else ragged.parts[flat].long(),
     )
 
 
-def draw(size: int, points: int, seed: int, place: int = 0) -> Int[np.ndarray, "points"]:
-    """Draw points of a cloud without replacement; a smaller cloud repeats some of its own."""
+def draw(size: int, points: int, seed: int, place: int = 0) -> Int[np.ndarray, "m"]:
+    """Draw points of a cloud without replacement; of a smaller cloud, all."""
     rng = np.random.default_rng([seed, place])
     if size > LARGE and size > 2 * points:
         return rng.choice(size, points, replace=False)
-    return np.resize(rng.permutation(size)[:points], points)
+    return rng.permutation(size)[:points]
+
+
+def fill(cloud: Float[Tensor, "n 3"], points: int, seed: int, place: int = 0) -> Tensor:
+    """Fill a small cloud up by `fill_points`, with random numbers of a stream of its own."""
+    number = int(np.random.default_rng([seed, place, 1]).integers(2**62))
+    return fill_points(cloud, points, generator=torch.Generator().manual_seed(number))
 
 
 def _vectors(values: Any) -> Tensor | None:

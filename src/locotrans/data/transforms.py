@@ -86,7 +86,7 @@ def random_scale(
     """
     if not 0 < low <= high:
         raise ValueError(f"scale needs 0 < low <= high, got low {low} and high {high}")
-    factors = low + (high - low) * _uniform(points.shape[0], 1, 3, generator=generator)
+    factors = low + (high - low) * uniform(points.shape[0], 1, 3, generator=generator)
     return points * factors.to(points)
 
 
@@ -96,7 +96,7 @@ def random_shift(
     """Move each cloud by an independent offset along each axis, uniform in [-size, size]."""
     if size < 0:
         raise ValueError(f"the size of the shift must not be negative, got {size}")
-    offsets = size * (2 * _uniform(points.shape[0], 1, 3, generator=generator) - 1)
+    offsets = size * (2 * uniform(points.shape[0], 1, 3, generator=generator) - 1)
     return points + offsets.to(points)
 
 
@@ -116,7 +116,7 @@ def jitter(
 
 def random_order(b: int, n: int, *, generator: torch.Generator) -> Int[Tensor, "b n"]:
     """Draw an independent uniform permutation of ``n`` points for each of ``b`` clouds."""
-    return _uniform(b, n, generator=generator).argsort(dim=-1)
+    return uniform(b, n, generator=generator).argsort(dim=-1)
 
 
 def shuffle_points(
@@ -140,5 +140,6 @@ def drop_points(
     return points.gather(1, kept[..., None].expand(-1, -1, c))
 
 
-def _uniform(*shape: int, generator: torch.Generator) -> Float[Tensor, "..."]:
+def uniform(*shape: int, generator: torch.Generator) -> Float[Tensor, "..."]:
+    """Draw numbers of [0, 1), on the generator's device."""
     return torch.rand(*shape, generator=generator, device=generator.device)

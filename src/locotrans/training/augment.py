@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locotrans.data.filling import NEAREST, moved_copies, nearest_others
 from locotrans.data.transforms import (
     drop_points,
     protocol_rotations,
@@ -11,8 +12,10 @@ from locotrans.data.transforms import (
     random_shift,
     rotate,
     shuffle_points,
+    uniform,
 )
 from locotrans.geometry import Axis, center
+from locotrans.nn.graph import point_graph
 from locotrans.training.config import TrainConfig
 
 
@@ -24,7 +27,7 @@ def augment(
     *,
     centred: bool = False,
 ) -> Float[Tensor, "b m 3"]:
-    """Draw the points, scale and shift each cloud along its axes, rotate and shuffle it.
+    """Draw or thin the points, scale and shift each cloud along its axes, rotate and shuffle it.
 
     With ``centred``, the drawn points have their mean at the origin before, as a network that
     centres them in evaluation will see them.
@@ -34,6 +37,8 @@ def augment(
     """
     if config.draw_from is not None:
         points = drop_points(points, config.draw_from - config.points, generator=generator)
+    if config.resample is not None:
+        points = thin_and_fill(points, config.resample, generator=generator)
     if centred:
         points = center(points)
     if config.scale > 1:
@@ -46,6 +51,31 @@ def augment(
     if config.shuffle:
         points = shuffle_points(points, generator=generator)
     return points
+
+
+def thin_and_fill(
+    points: Float[Tensor, "b n 3"], fewest: int, *, generator: torch.Generator
+) -> Float[Tensor, "b n 3"]:
+    """Keep some points of each cloud, and put moved copies of them in the place of the others.
+
+    How many are kept is uniform, from ``fewest`` to all; which, random. They come first.
+
+    Args:
+        points: the clouds.
+        fewest: four or more.
+        generator: source of the random numbers.
+    """
+    b, n, _ = points.shape
+    points = shuffle_points(points, generator=generator)
+    draws = uniform(b, 1, generator=generator).to(points.device)
+    kept = (fewest + draws * (n + 1 - fewest)).long().clamp_max(n)
+    place = torch.arange(n, device=points.device).expand(b, n)
+    removed = (place >= kept).unsqueeze(-1)
+    # the others go where they are nobody's neighbours: so all clouds keep one size
+    far = 2 * (points.amax(1, keepdim=True) - points.amin(1, keepdim=True)).amax(2, keepdim=True)
+    near = nearest_others(point_graph(torch.where(removed, points + far, points), NEAREST + 1))
+    copies = moved_copies(points, near, place % kept, generator=generator)
+    return torch.where(removed, copies, points)
 
 
 def draw_labelled(

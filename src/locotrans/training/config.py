@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from locotrans.data.filling import NEAREST
 from locotrans.data.transforms import RotationProtocol
 from locotrans.models import model_config
 
@@ -58,6 +59,10 @@ class TrainConfig:
     draw_from: int | None = None
     """Points of each shape to draw --points from, anew in every step; by default always the same
     points."""
+    resample: int | None = None
+    """Fewest points that a step keeps of a shape: this many to all, at random. It is filled up with
+    moved copies of them, as smaller clouds are in evaluation (not for labelled points). By default
+    all are kept."""
     rotation: RotationProtocol = "z"
     """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
     epochs: int = 250
@@ -127,6 +132,11 @@ class TrainConfig:
         if self.draw_from is not None and self.draw_from <= self.points:
             raise ValueError(
                 f"draw_from must exceed the {self.points} points to draw, got {self.draw_from}"
+            )
+        if self.resample is not None and not NEAREST < self.resample < self.points:
+            raise ValueError(
+                f"resample must be {NEAREST + 1} to {self.points - 1}, less than the "
+                f"{self.points} points, got {self.resample}"
             )
 
 

@@ -99,6 +99,11 @@ class Run:
         model = build_model(config.model, self.train_set, options)
         if is_segmenter(model):
             check_points_of(model, self.held_out)
+            if config.resample is not None:
+                raise ValueError(
+                    f"resample moves points, and {config.model} learns their labels, which belong "
+                    "to their places; leave it out"
+                )
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.take_step = Step(self.model, config, self.device)

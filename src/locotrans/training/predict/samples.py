@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32
 
 from locotrans.data.own import KEEP
 from locotrans.data.own_files import check_extent
-from locotrans.data.prepared import draw
+from locotrans.data.prepared import draw, fill
 from locotrans.training.predict.spread import spread_points
 
 Choice = Literal["random", "farthest"]
@@ -97,12 +97,14 @@ def choose_points(
     89% right, 67% for the random choice; 82% and 78% after training on such clouds, whose points
     were chosen at random. On even clouds the random choice was better, 90% to 87% and 83% to 80%.
 
-    A cloud that is too small gives each of its points floor or ceil(count / n) times; of points in
-    one place "farthest" takes one.
+    A cloud that is too small is filled up with moved copies of its points (`fill_points`); of
+    points in one place "farthest" takes one.
     """
     if choice == "farthest":
-        return points[np.resize(spread_points(points, count), count)]
-    keep = max(count, KEEP)
-    if len(points) > keep:
-        points = points[draw(len(points), keep, seed)]
-    return points[draw(len(points), count, seed)]
+        points = points[spread_points(points, count)]
+    else:
+        keep = max(count, KEEP)
+        if len(points) > keep:
+            points = points[draw(len(points), keep, seed)]
+        points = points[draw(len(points), count, seed)]
+    return fill(torch.from_numpy(points), count, seed).numpy()
