@@ -1,5 +1,6 @@
 """Clouds of too few points are filled up with points between their own."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,3 +70,10 @@ def test_degenerate_clouds():
     two = fill_points(torch.tensor([[0.0, 0, 0], [1, 0, 0]]), 4, generator=seeded())
     assert two[2:, 1:].abs().max() == 0
     assert (two[2:, 0] != two[:2, 0]).all()
+
+
+@pytest.mark.parametrize("unit", [2.0**-90, 2.0**90])
+def test_units_do_not_matter(unit):
+    points = cloud(100, dtype=torch.float32)
+    plain, scaled = (fill_points(x, 150, generator=seeded()) for x in (points, unit * points))
+    assert torch.equal(scaled, unit * plain)

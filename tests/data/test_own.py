@@ -72,7 +72,9 @@ def test_folders_say_the_split(folder, order):
 
 def test_few_points_are_filled_up_and_noted(folder):
     clouds = load_dataset("folder", "test", root=folder, points=250)
-    assert clouds.notes == ("6 files have fewer than 250 points: they are filled up",)
+    assert clouds.notes == (
+        "6 files have fewer than 250 points: they are filled up with moved copies",
+    )
     assert all(len(cloud.unique(dim=0)) == 250 for cloud in clouds.points)
 
 

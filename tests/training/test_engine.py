@@ -110,7 +110,7 @@ def test_validation_is_a_share_of_the_training_split_and_the_test_split_is_not_r
 def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_left(generator):
     pool = torch.rand(200, 60, 3, generator=generator, dtype=torch.float64) + 5
     off = {"rotation": "none", "scale": 1.0, "shift": 0.0, "shuffle": False}
-    config = TrainConfig(points=60, resample=20, **off)
+    config = TrainConfig(points=60, resample=30, **off)
     clouds = augment(pool, config, "z", generator)
     assert clouds.shape == pool.shape
     assert not torch.equal(augment(pool, config, "z", generator), clouds)
@@ -126,9 +126,9 @@ def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_lef
         steps = (lines * moves[:, None]).sum(-1) / lines.square().sum(-1)
         rest = (steps[..., None] * lines - moves[:, None]).norm(dim=-1)
         assert ((rest < 1e-12) & (steps.abs() <= 0.5 + 1e-9)).any(-1).all()
-    assert min(sizes) in (20, 21, 22)
+    assert min(sizes) in (30, 31, 32)
     assert max(sizes) in (58, 59, 60)
-    assert 36 < sum(sizes) / len(sizes) < 44
+    assert 42 < sum(sizes) / len(sizes) < 48
 
 
 def test_points_are_drawn_anew_from_more(generator):

@@ -19,6 +19,7 @@ from locotrans.geometry import random_rotations
 from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
+from locotrans.training.predict.samples import load_sample
 from locotrans.training.search import (
     Index,
     build_index,
@@ -28,6 +29,7 @@ from locotrans.training.search import (
     search_file,
 )
 from locotrans.training.search.query import embed_file
+from locotrans.training.search.same import TOLERANCE, ranked_distances
 
 MODEL = "locotrans_dgcnn_light"
 OPTIONS = ("k=4", "widths=8,8", "vector_widths=4,4", "embedding=16", "vector_embedding=8")
@@ -308,8 +310,8 @@ def test_mistakes_are_named(index, shapes, weights, tmp_path, capsys):
     wrong = ["search", index, shapes[0], "--weights", other]
     assert "is not what" in error_of(wrong, capsys)
     whole = index.read_bytes()
-    index.write_bytes(whole.replace(b'format\\\\\\": 3', b'format\\\\\\": 2'))
-    assert "format 2, this version reads 3: remove it" in error_of(wrong[:3], capsys)
+    index.write_bytes(whole.replace(b'format\\\\\\": 4', b'format\\\\\\": 3'))
+    assert "format 3, this version reads 4: remove it" in error_of(wrong[:3], capsys)
     index.write_bytes(whole[: len(whole) // 2])
     assert "damaged or no index" in error_of(["search", index, shapes[0]], capsys)
 
@@ -360,6 +362,20 @@ def test_different_shapes_of_one_class_are_no_repeats(sameness, tmp_path, capsys
     groups = json.loads((tmp_path / "same.json").read_text())["groups"]
     names = sorted(sorted(Path(row["path"]).name for row in group) for group in groups)
     assert names == [[file.name, f"copy_{file.name}"] for file in files]
+
+
+def test_a_cloud_too_small_is_compared_by_its_own_points(tmp_path):
+    """A grid, where rounding says which neighbours are nearest, and so how it is filled up."""
+    axis = np.linspace(-1, 1, 5, dtype=np.float32)
+    np.save(tmp_path / "grid.npy", np.stack(np.meshgrid(axis, axis, axis), -1).reshape(-1, 3))
+    files = [tmp_path / "grid.npy", turned(tmp_path / "grid.npy", tmp_path / "turned.npy")]
+    own, filled = (
+        [load_sample(file, 256, choice="farthest", filled=x).points for file in files]
+        for x in (False, True)
+    )
+    assert [len(x) for x in (*own, *filled)] == [125, 125, 256, 256]
+    ranks = [ranked_distances(x) for x in own]
+    assert np.abs(ranks[0] - ranks[1]).max() < TOLERANCE / 10
 
 
 def test_duplicates_of_a_file_that_is_gone_ask_for_an_update(index, shapes, tmp_path):

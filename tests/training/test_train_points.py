@@ -198,7 +198,7 @@ def test_other_data_and_models_are_refused(parts_run, tmp_path, capsys):
     with pytest.raises(ValueError, match="has no labels of points, which locotrans"):
         train(config, quiet())
     with pytest.raises(ValueError, match="resample moves points, and locotrans"):
-        train(dataclasses.replace(PARTS, resample=8, out=tmp_path / "run"), quiet())
+        train(dataclasses.replace(PARTS, resample=16, out=tmp_path / "run"), quiet())
     assert not (tmp_path / "run").exists()
 
 

@@ -15,6 +15,7 @@ from locotrans.data.transforms import uniform
 from locotrans.geometry.neighbors import knn
 
 NEAREST = 3
+"""Points that a copy may move towards."""
 
 
 def fill_points(
@@ -31,11 +32,20 @@ def fill_points(
     """
     while len(points) < count:
         size = len(points)
-        near = nearest_others(knn(points, min(NEAREST + 1, size))[None])
-        source = torch.arange(min(count - size, size))[None]
+        near = nearest_others(knn(_in_range(points), min(NEAREST + 1, size))[None])
+        source = torch.arange(min(count - size, size), device=points.device)[None]
         copies = moved_copies(points[None], near, source, generator=generator)
         points = torch.cat([points, copies[0]])
     return points
+
+
+def _in_range(points: Float[Tensor, "n 3"]) -> Float[Tensor, "n 3"]:
+    """Return a cloud at the origin, in units of a power of two in which its distances are usual.
+
+    Squares of very large or small coordinates would be infinite or zero.
+    """
+    centered = points - points.mean(0)
+    return torch.ldexp(centered, -torch.frexp(centered.abs().amax()).exponent)
 
 
 def nearest_others(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "b n m"]:

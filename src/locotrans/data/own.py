@@ -132,7 +132,10 @@ def load_entries(
     few = int((sizes[rows] < points).sum())
     if few:
         files = counted(few, "file has", "files have")
-        notes.append(f"{files} fewer than {counted(points, 'point')}: they are filled up")
+        copies = "moved copies" if parts is None else "copies"
+        notes.append(
+            f"{files} fewer than {counted(points, 'point')}: they are filled up with {copies}"
+        )
     left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
     if left:
         one, more = "file cannot be read and is", "files cannot be read and are"

@@ -107,7 +107,7 @@ def resample(
     """Take ``points`` points of each cloud; a smaller cloud is filled up.
 
     It gets copies of its points: moved ones, by `fill`, or, if the points are labelled, plain
-    ones, since a label belongs to a place.
+    ones, since a label belongs to a place. Normals and colours are those of the point copied.
 
     Args:
         ragged: The clouds.
@@ -119,7 +119,8 @@ def resample(
         by_place: Whether the place matters; otherwise a cloud gives the same points wherever it
             stands, by `draw`.
 
-    Degenerate: of a cloud of fewer points there are floor or ceil(points / size) copies of each.
+    Degenerate: a cloud of fewer points gives each of them floor or ceil(points / size) times, the
+        copies counted.
     """
     chosen = range(len(ragged)) if rows is None else rows
     starts, sizes = ragged.offsets[:-1].tolist(), ragged.offsets.diff().tolist()

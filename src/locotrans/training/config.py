@@ -60,9 +60,9 @@ class TrainConfig:
     """Points of each shape to draw --points from, anew in every step; by default always the same
     points."""
     resample: int | None = None
-    """Fewest points that a step keeps of a shape: this many to all, at random. It is filled up with
-    moved copies of them, as smaller clouds are in evaluation (not for labelled points). By default
-    all are kept."""
+    """Thin each shape in every step to a random number of its points, from this many (half or more)
+    to all, and fill it up again with moved copies, as smaller clouds are in evaluation; not for
+    labelled points. By default all points are kept."""
     rotation: RotationProtocol = "z"
     """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
     epochs: int = 250
@@ -133,11 +133,13 @@ class TrainConfig:
             raise ValueError(
                 f"draw_from must exceed the {self.points} points to draw, got {self.draw_from}"
             )
-        if self.resample is not None and not NEAREST < self.resample < self.points:
-            raise ValueError(
-                f"resample must be {NEAREST + 1} to {self.points - 1}, less than the "
-                f"{self.points} points, got {self.resample}"
-            )
+        if self.resample is not None:
+            least = max(NEAREST + 1, -(-self.points // 2))
+            if not least <= self.resample < self.points:
+                raise ValueError(
+                    f"resample must be {least} to {self.points - 1}: half of the {self.points} "
+                    f"points or more, and not all, got {self.resample}"
+                )
 
 
 def _require(config: TrainConfig, name: str, least: int) -> None:

@@ -45,6 +45,8 @@ def load_sample(
     seed: int = 0,
     max_bytes: int = 4 * 2**30,
     choice: Choice = "random",
+    *,
+    filled: bool = True,
 ) -> Sample:
     """Read a file, choose ``count`` of its points, and normalise them.
 
@@ -56,10 +58,11 @@ def load_sample(
         seed: seed of their choice.
         max_bytes: as in `read_cloud`.
         choice: how they are chosen: see `choose_points`.
+        filled: fill a cloud up that is too small; otherwise all its points are taken.
     """
     start = time.thread_time()
     try:
-        sample = _load(path, count, seed, max_bytes, choice)
+        sample = _load(path, count, seed, max_bytes, choice, filled)
     except Exception as error:  # also what a reader did not foresee must not end a long run
         reason = " ".join(str(error).removeprefix(f"{path}: ").split()) or type(error).__name__
         expected = isinstance(error, ValueError | OSError)
@@ -67,7 +70,9 @@ def load_sample(
     return sample._replace(seconds=time.thread_time() - start)
 
 
-def _load(path: Path, count: int, seed: int, max_bytes: int, choice: Choice) -> Sample:
+def _load(
+    path: Path, count: int, seed: int, max_bytes: int, choice: Choice, filled: bool
+) -> Sample:
     from locotrans.data.readers import read_cloud
 
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):  # as `walk` gives it
@@ -75,7 +80,7 @@ def _load(path: Path, count: int, seed: int, max_bytes: int, choice: Choice) -> 
     # from a surface, as many points are drawn as for training
     cloud = read_cloud(path, samples=max(count, KEEP), seed=seed, max_bytes=max_bytes)
     size = len(cloud)
-    chosen = choose_points(cloud.points.numpy(), count, seed, choice)
+    chosen = choose_points(cloud.points.numpy(), count, seed, choice, filled=filled)
     check_extent(path, torch.from_numpy(chosen), size)
     chosen = chosen.astype(np.float64)
     center = chosen.mean(0)
@@ -85,7 +90,12 @@ def _load(path: Path, count: int, seed: int, max_bytes: int, choice: Choice) -> 
 
 
 def choose_points(
-    points: Float[np.ndarray, "n 3"], count: int, seed: int = 0, choice: Choice = "random"
+    points: Float[np.ndarray, "n 3"],
+    count: int,
+    seed: int = 0,
+    choice: Choice = "random",
+    *,
+    filled: bool = True,
 ) -> Float[np.ndarray, "m 3"]:
     """Choose ``count`` points of a cloud of any size.
 
@@ -97,7 +107,8 @@ def choose_points(
     89% right, 67% for the random choice; 82% and 78% after training on such clouds, whose points
     were chosen at random. On even clouds the random choice was better, 90% to 87% and 83% to 80%.
 
-    A cloud that is too small is filled up with moved copies of its points (`fill_points`); of
+    A cloud that is too small is filled up with moved copies of its points (`fill_points`; the
+    data sets have plain copies where a file's points are labelled), or not, without ``filled``; of
     points in one place "farthest" takes one.
     """
     if choice == "farthest":
@@ -107,4 +118,4 @@ def choose_points(
         if len(points) > keep:
             points = points[draw(len(points), keep, seed)]
         points = points[draw(len(points), count, seed)]
-    return fill(torch.from_numpy(points), count, seed).numpy()
+    return fill(torch.from_numpy(points), count, seed).numpy() if filled else points

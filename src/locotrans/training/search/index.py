@@ -18,7 +18,7 @@ from locotrans.training.predict.arrays import ArrayWriter
 from locotrans.training.predict.samples import Choice
 from locotrans.training.record import replacing
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)

@@ -28,25 +28,26 @@ class SamePoints:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self.known: dict[int, Float64[np.ndarray, "ranks"]] = {}
+        self.known: dict[int, tuple[int, Float64[np.ndarray, "ranks"]]] = {}
 
     def __call__(self, first: int, second: int) -> bool:
         """Tell whether two rows are of the same points."""
-        difference = np.abs(self._distances(first) - self._distances(second))
-        return bool(difference.max() <= TOLERANCE)
+        (count, distances), (other, others) = self._points(first), self._points(second)
+        return count == other and bool(np.abs(distances - others).max() <= TOLERANCE)
 
-    def _distances(self, row: int) -> Float64[np.ndarray, "ranks"]:
+    def _points(self, row: int) -> tuple[int, Float64[np.ndarray, "ranks"]]:
+        """Return how many points of a shape are compared, and distances between them."""
         if row not in self.known:
             file, facts = self.index.file(row), self.index.facts
             count = min(facts.points, POINTS)
             # whatever the embeddings were made of: these do not depend on the order of the points
-            sample = load_sample(file, count, facts.seed, choice="farthest")
+            sample = load_sample(file, count, facts.seed, choice="farthest", filled=False)
             if sample.points is None:
                 raise ValueError(
                     f"{file}: {sample.error}: bring the index up to date by `locotrans index`, or "
                     "compare embeddings alone (--within)"
                 )
-            self.known[row] = ranked_distances(sample.points)
+            self.known[row] = len(sample.points), ranked_distances(sample.points)
         return self.known[row]
 
 
