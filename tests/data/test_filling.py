@@ -63,6 +63,8 @@ def test_a_turned_cloud_is_filled_up_as_the_cloud_is_even_if_neighbours_tie():
 
 
 def test_degenerate_clouds():
+    with pytest.raises(ValueError, match="without points"):
+        fill_points(torch.zeros(0, 3), 5, generator=seeded())
     one = fill_points(torch.ones(1, 3), 5, generator=seeded())
     assert (one == 1).all()
     same = fill_points(torch.ones(9, 3), 20, generator=seeded())

@@ -30,6 +30,8 @@ def fill_points(
 
     Symmetry: equivariant under rotation, translation and scale, up to ties of neighbours.
     """
+    if len(points) == 0:
+        raise ValueError("a cloud without points cannot be filled up")
     while len(points) < count:
         size = len(points)
         near = nearest_others(knn(_in_range(points), min(NEAREST + 1, size))[None])
