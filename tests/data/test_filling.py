@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from locotrans.data.filling import fill_points, nearest_others
+from locotrans.data.filling import fill_points
 from locotrans.geometry import random_rotations
-from locotrans.geometry.neighbors import knn
+from moved import lie_between, steps_along_lines
 
 
 def seeded(seed=0):
@@ -28,12 +28,7 @@ def test_the_points_stay_and_others_lie_on_lines_between_near_ones(size, count, 
         while 2 * half < len(filled):
             half *= 2
         before, copies = filled[:half], filled[half:]
-        sources = before[: len(copies)]
-        near = before[nearest_others(knn(before, min(4, half))[None])[0, : len(copies)]]
-        lines, moves = near - sources[:, None], copies - sources
-        steps = (lines * moves[:, None]).sum(-1) / lines.square().sum(-1).clamp_min(1e-30)
-        rest = (steps[..., None] * lines - moves[:, None]).norm(dim=-1)
-        assert ((rest < 1e-12) & (steps.abs() <= 0.5 + 1e-12)).any(-1).all()
+        assert lie_between(before, copies, torch.arange(len(copies)))
         filled = before
     assert (filled[:size] == points[: len(filled)]).all()
 
@@ -41,11 +36,8 @@ def test_the_points_stay_and_others_lie_on_lines_between_near_ones(size, count, 
 def test_copies_go_both_ways_to_all_three_and_are_all_different():
     points = cloud(500)
     copies = fill_points(points, 1000, generator=seeded())[500:]
-    lines = points[nearest_others(knn(points, 4)[None])[0]] - points[:, None]
-    moves = copies - points
-    steps = (lines * moves[:, None]).sum(-1) / lines.square().sum(-1)
-    rest = (steps[..., None] * lines - moves[:, None]).norm(dim=-1)
-    which = rest.argmin(-1)
+    steps, off = steps_along_lines(points, copies, torch.arange(500))
+    which = off.argmin(-1)
     assert (which.bincount(minlength=3) > 100).all()
     steps = steps.gather(1, which[:, None])
     assert 0.4 < (steps > 0).double().mean() < 0.6

@@ -12,8 +12,6 @@ from rich.console import Console
 from torch import nn
 
 from locotrans.cli import main
-from locotrans.data.filling import nearest_others
-from locotrans.geometry.neighbors import knn
 from locotrans.training import Stopped, TrainConfig, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
 from locotrans.training.augment import augment
@@ -23,6 +21,7 @@ from locotrans.training.loop import learning_rate
 from locotrans.training.parts import join, split
 from locotrans.training.presets import PRESETS, deviations, list_presets, read_config
 from locotrans.training.run import load_data
+from moved import lie_between
 
 QUIET = Console(file=io.StringIO())
 RECIPE = {
@@ -120,12 +119,7 @@ def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_lef
         sizes.append(int(kept.sum()))
         size = sizes[-1]
         assert kept[:size].all()
-        sources = cloud[torch.arange(size, 60) % size]
-        near = cloud[nearest_others(knn(cloud[:size], 4)[None])[0]][torch.arange(size, 60) % size]
-        lines, moves = near - sources[:, None], cloud[size:] - sources
-        steps = (lines * moves[:, None]).sum(-1) / lines.square().sum(-1)
-        rest = (steps[..., None] * lines - moves[:, None]).norm(dim=-1)
-        assert ((rest < 1e-12) & (steps.abs() <= 0.5 + 1e-9)).any(-1).all()
+        assert lie_between(cloud[:size], cloud[size:], torch.arange(size, 60) % size)
     assert min(sizes) in (30, 31, 32)
     assert max(sizes) in (58, 59, 60)
     assert 42 < sum(sizes) / len(sizes) < 48

@@ -29,7 +29,7 @@ from locotrans.training.search import (
     search_file,
 )
 from locotrans.training.search.query import embed_file
-from locotrans.training.search.same import TOLERANCE, ranked_distances
+from locotrans.training.search.same import TOLERANCE, SamePoints, ranked_distances
 
 MODEL = "locotrans_dgcnn_light"
 OPTIONS = ("k=4", "widths=8,8", "vector_widths=4,4", "embedding=16", "vector_embedding=8")
@@ -137,7 +137,7 @@ def test_search_prints_the_nearest_and_writes_json(index, shapes, tmp_path, caps
 def test_points_in_another_order_are_found_unless_they_are_chosen_at_random(
     choice, found, tmp_path, weights, capsys
 ):
-    """Of 400 points the network takes 32; and of 20 it repeats some."""
+    """Of 400 points the network takes 32; and 20 are filled up."""
     many = write_shapes(tmp_path / "shapes", 20, points=400)
     few = write_shapes(tmp_path / "shapes/few", 20, points=20, split="train")
     arguments = ["--out", str(tmp_path / "index"), "--weights", str(weights)]
@@ -364,18 +364,16 @@ def test_different_shapes_of_one_class_are_no_repeats(sameness, tmp_path, capsys
     assert names == [[file.name, f"copy_{file.name}"] for file in files]
 
 
-def test_a_cloud_too_small_is_compared_by_its_own_points(tmp_path):
+def test_a_cloud_too_small_is_compared_by_its_own_points(tmp_path, weights):
     """A grid, where rounding says which neighbours are nearest, and so how it is filled up."""
-    axis = np.linspace(-1, 1, 5, dtype=np.float32)
-    np.save(tmp_path / "grid.npy", np.stack(np.meshgrid(axis, axis, axis), -1).reshape(-1, 3))
-    files = [tmp_path / "grid.npy", turned(tmp_path / "grid.npy", tmp_path / "turned.npy")]
-    own, filled = (
-        [load_sample(file, 256, choice="farthest", filled=x).points for file in files]
-        for x in (False, True)
-    )
-    assert [len(x) for x in (*own, *filled)] == [125, 125, 256, 256]
-    ranks = [ranked_distances(x) for x in own]
-    assert np.abs(ranks[0] - ranks[1]).max() < TOLERANCE / 10
+    (tmp_path / "grids").mkdir()
+    axis = np.linspace(-1, 1, 3, dtype=np.float32)
+    np.save(tmp_path / "grids/a.npy", np.stack(np.meshgrid(axis, axis, axis), -1).reshape(-1, 3))
+    files = [tmp_path / "grids/a.npy", turned(tmp_path / "grids/a.npy", tmp_path / "grids/b.npy")]
+    build_index(tmp_path / "grids", tmp_path / "index", weights)
+    assert SamePoints(Index.open(tmp_path / "index"))(0, 1)
+    filled = [load_sample(file, POINTS, choice="farthest").points for file in files]
+    assert np.abs(np.subtract(*map(ranked_distances, filled))).max() > TOLERANCE  # the twin
 
 
 def test_duplicates_of_a_file_that_is_gone_ask_for_an_update(index, shapes, tmp_path):
