@@ -146,7 +146,8 @@ def test_agreement_is_one_for_an_invariant_network_and_less_for_another(folder):
     shaky = answers(folder, rotations=20)
     for name in RIGHT:
         assert steady[name].agreement == 1
-        assert steady[name].confidence == answers(folder, Elongation(True))[name].confidence
+        alone = answers(folder, Elongation(True))[name].confidence
+        assert steady[name].confidence == pytest.approx(alone, abs=2e-6)  # both have six digits
     assert min(shaky[name].agreement for name in RIGHT) < 1
     assert all(0.5 <= shaky[name].agreement <= 1 for name in RIGHT)
 

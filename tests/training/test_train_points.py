@@ -197,8 +197,10 @@ def test_other_data_and_models_are_refused(parts_run, tmp_path, capsys):
     config = dataclasses.replace(PARTS, **other)
     with pytest.raises(ValueError, match="has no labels of points, which locotrans"):
         train(config, quiet())
-    with pytest.raises(ValueError, match="resample moves points, and locotrans"):
-        train(dataclasses.replace(PARTS, resample=16, out=tmp_path / "run"), quiet())
+    for name, value in (("resample", 16), ("even", True)):
+        config = dataclasses.replace(PARTS, **{name: value}, out=tmp_path / "run")
+        with pytest.raises(ValueError, match=f"{name} moves points, and locotrans"):
+            train(config, quiet())
     assert not (tmp_path / "run").exists()
 
 

@@ -20,7 +20,7 @@ def predict(
     rotations: int = 0,
     points: int | None = None,
     seed: int = 0,
-    choice: Literal["random", "farthest"] = "random",
+    choice: Literal["random", "farthest", "even"] | None = None,
     batch_size: int = 32,
     device: str = "auto",
 ) -> int:
@@ -39,8 +39,9 @@ def predict(
             agrees with the answer; 0 takes the pose of the file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the poses and of the choice of points.
-        choice: How points are chosen: at random as in training, or farthest points, which even out
-            a density that varies much within a scan.
+        choice: How points are chosen: at random, farthest points, which even out a density that
+            varies much within a scan, or even (farthest ones of the points and others between
+            them); by default as in training: even for a network trained so, or else at random.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
@@ -69,7 +70,7 @@ def embed(
     per_point: bool = False,
     points: int | None = None,
     seed: int = 0,
-    choice: Literal["random", "farthest"] = "random",
+    choice: Literal["random", "farthest", "even"] | None = None,
     batch_size: int = 32,
     device: str = "auto",
 ) -> int:
@@ -87,8 +88,9 @@ def embed(
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
-        choice: How points are chosen: at random as in training, or farthest points, which even out
-            a density that varies much within a scan.
+        choice: How points are chosen: at random, farthest points, which even out a density that
+            varies much within a scan, or even (farthest ones of the points and others between
+            them); by default as in training: even for a network trained so, or else at random.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """

@@ -62,7 +62,7 @@ def index(
     weights: Path | None = None,
     points: int | None = None,
     seed: int = 0,
-    choice: Literal["farthest", "random"] | None = None,
+    choice: Literal["farthest", "even", "random"] | None = None,
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = None,
@@ -80,8 +80,9 @@ def index(
         points: Points chosen of each file; by default as in training.
         seed: Seed of their choice, and of the points drawn from meshes.
         choice: How they are chosen: farthest points, which depend neither on the order of the
-            points nor on the pose, or at random as in training; by default as the index was built,
-            and farthest points in a new one. A search chooses as the index does.
+            points nor on the pose, even (farthest ones of the points and others between them), or
+            at random; by default as the index was built, and in a new one even for a network
+            trained so, or else farthest points. A search chooses as the index does.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; by default none for a few files, else one a core.

@@ -53,12 +53,16 @@ def evaluate(
         batch_size: Shapes at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
+    from locotrans.data.evening import evened
     from locotrans.training import evaluate as measure
+    from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
 
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
+    if trained_choice(metadata) == "even":
+        clouds = evened(clouds, clouds.points.shape[1], place)
     result = measure(
         model,
         clouds,
@@ -121,6 +125,7 @@ def perturb(
 
     from locotrans.training.perturb import perturb as measure
     from locotrans.training.perturb import perturbation_tables
+    from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
 
     place = find_device(device)
@@ -139,6 +144,7 @@ def perturb(
             rotation=rotation,
             rotations_per_shape=rotations,
             seed=seed,
+            even=trained_choice(metadata) == "even",
             batch_size=batch_size,
             device=place,
             report=lambda done, total: bar.update(task, completed=done, total=total),
@@ -190,6 +196,7 @@ def samplings(
     """
     from rich.console import Console
 
+    from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
     from locotrans.training.samplings import measure_samplings, samplings_table
 
@@ -204,6 +211,7 @@ def samplings(
         rotation=rotation,
         rotations_per_shape=rotations,
         seed=seed,
+        choice=trained_choice(metadata),
         batch_size=batch_size,
         device=place,
     )

@@ -34,20 +34,21 @@ def fill_points(
         raise ValueError("a cloud without points cannot be filled up")
     while len(points) < count:
         size = len(points)
-        near = nearest_others(knn(_in_range(points), min(NEAREST + 1, size))[None])
+        near = nearest_others(knn(in_range(points[None]), min(NEAREST + 1, size)))
         source = torch.arange(min(count - size, size), device=points.device)[None]
         copies = moved_copies(points[None], near, source, generator=generator)
         points = torch.cat([points, copies[0]])
     return points
 
 
-def _in_range(points: Float[Tensor, "n 3"]) -> Float[Tensor, "n 3"]:
-    """Return a cloud at the origin, in units of a power of two in which its distances are usual.
+def in_range(points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n 3"]:
+    """Return clouds at the origin, in units of a power of two in which distances are usual.
 
     Squares of very large or small coordinates would be infinite or zero.
     """
-    centered = points - points.mean(0)
-    return torch.ldexp(centered, -torch.frexp(centered.abs().amax()).exponent)
+    centered = points - points.mean(1, keepdim=True)
+    extent = centered.abs().amax((1, 2), keepdim=True)
+    return torch.ldexp(centered, -torch.frexp(extent).exponent)
 
 
 def nearest_others(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "b n m"]:

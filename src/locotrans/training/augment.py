@@ -1,12 +1,20 @@
 """What a network is shown of its training shapes: points drawn, clouds scaled, shifted, turned."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from locotrans.data.evening import (
+    CHUNK,
+    NEAR,
+    choose_farthest,
+    even_points,
+    with_points_between,
+)
 from locotrans.data.filling import NEAREST, moved_copies, nearest_others
 from locotrans.data.transforms import (
     drop_points,
+    normalize,
     protocol_rotations,
     random_scale,
     random_shift,
@@ -17,6 +25,9 @@ from locotrans.data.transforms import (
 from locotrans.geometry import Axis, center
 from locotrans.nn.graph import point_graph
 from locotrans.training.config import TrainConfig
+
+VERSIONS = 8
+"""Of each cloud that is thinned and evened out."""
 
 
 def augment(
@@ -37,7 +48,7 @@ def augment(
     """
     if config.draw_from is not None:
         points = drop_points(points, config.draw_from - config.points, generator=generator)
-    if config.resample is not None:
+    if config.resample is not None and not config.even:
         points = thin_and_fill(points, config.resample, generator=generator)
     if centred:
         points = center(points)
@@ -56,26 +67,74 @@ def augment(
 def thin_and_fill(
     points: Float[Tensor, "b n 3"], fewest: int, *, generator: torch.Generator
 ) -> Float[Tensor, "b n 3"]:
-    """Keep some points of each cloud, and put moved copies of them in the place of the others.
+    """Keep some points of each cloud, and put moved copies of them in the place of the others."""
+    points, source, removed = thin(points, fewest, generator=generator)
+    near = nearest_kept(points, removed, NEAREST)
+    return torch.where(removed, moved_copies(points, near, source, generator=generator), points)
 
-    How many are kept is uniform, from ``fewest`` to all; which, random. They come first.
+
+def thin_and_even(
+    points: Float[Tensor, "b n 3"], fewest: int, *, generator: torch.Generator
+) -> Float[Tensor, "b n 3"]:
+    """Keep some points of each cloud, and even these out, with others between them."""
+    points, source, removed = thin(points, fewest, generator=generator)
+    candidates = with_points_between(points, nearest_kept(points, removed, NEAR))
+    rows = source.reshape(*source.shape, 1, 1).expand_as(candidates)
+    return choose_farthest(candidates.gather(1, rows).flatten(1, 2), points.shape[1])
+
+
+def thin(
+    points: Float[Tensor, "b n 3"], fewest: int, *, generator: torch.Generator
+) -> tuple[Float[Tensor, "b n 3"], Int[Tensor, "b n"], Bool[Tensor, "b n 1"]]:
+    """Choose which points of each cloud are kept: a uniform number, from ``fewest`` to all.
 
     Args:
         points: the clouds.
-        fewest: four or more.
+        fewest: as many as have to be kept.
         generator: source of the random numbers.
+
+    Returns:
+        The points in random order, the kept ones first; which of these each is, or is replaced by;
+        and where points are removed.
     """
     b, n, _ = points.shape
     points = shuffle_points(points, generator=generator)
     draws = uniform(b, 1, generator=generator).to(points.device)
     kept = (fewest + draws * (n + 1 - fewest)).long().clamp_max(n)
     place = torch.arange(n, device=points.device).expand(b, n)
-    removed = (place >= kept).unsqueeze(-1)
-    # the others go where they are nobody's neighbours: so all clouds keep one size
+    return points, place % kept, (place >= kept).unsqueeze(-1)
+
+
+def nearest_kept(
+    points: Float[Tensor, "b n 3"], removed: Bool[Tensor, "b n 1"], count: int
+) -> Int[Tensor, "b n k"]:
+    """Return the nearest others of every point that is kept, among those that are.
+
+    Those that are removed go where they are nobody's neighbours: so all clouds keep one size.
+    """
     far = 2 * (points.amax(1, keepdim=True) - points.amin(1, keepdim=True)).amax(2, keepdim=True)
-    near = nearest_others(point_graph(torch.where(removed, points + far, points), NEAREST + 1))
-    copies = moved_copies(points, near, place % kept, generator=generator)
-    return torch.where(removed, copies, points)
+    return nearest_others(point_graph(torch.where(removed, points + far, points), count + 1))
+
+
+def even_versions(
+    points: Float[Tensor, "s n 3"], fewest: int | None, *, generator: torch.Generator
+) -> Float[Tensor, "v s n 3"]:
+    """Even clouds out, once and for all, since this takes longer than a step.
+
+    Args:
+        points: the clouds.
+        fewest: points that are kept at least: then there are several versions, of other points.
+        generator: source of the random numbers.
+    """
+    parts = points.split(CHUNK)
+    if fewest is None:
+        versions = [torch.cat([even_points(some, points.shape[1]) for some in parts])]
+    else:
+        versions = [
+            torch.cat([thin_and_even(some, fewest, generator=generator) for some in parts])
+            for _ in range(VERSIONS)
+        ]
+    return normalize(torch.stack(versions))
 
 
 def draw_labelled(

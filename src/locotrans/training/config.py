@@ -61,8 +61,12 @@ class TrainConfig:
     points."""
     resample: int | None = None
     """Thin each shape in every step to a random number of its points, from this many (half or more)
-    to all, and fill it up again with moved copies, as smaller clouds are in evaluation; not for
-    labelled points. By default all points are kept."""
+    to all, and fill it up again with moved copies, as smaller clouds are in evaluation (or see
+    --even); not for labelled points. By default all points are kept."""
+    even: bool = False
+    """Even each cloud out: farthest points of its own and others between near ones; with
+    --resample, of the points that are kept. The weights say so, and `eval`, `predict` and others do
+    the same. Not for labelled points."""
     rotation: RotationProtocol = "z"
     """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
     epochs: int = 250
@@ -133,6 +137,8 @@ class TrainConfig:
             raise ValueError(
                 f"draw_from must exceed the {self.points} points to draw, got {self.draw_from}"
             )
+        if self.even and self.draw_from is not None:
+            raise ValueError("even chooses among all points of a cloud; leave draw_from out")
         if self.resample is not None:
             least = max(NEAREST + 1, -(-self.points // 2))
             if not least <= self.resample < self.points:

@@ -97,7 +97,7 @@ def run_epochs(run: Run, bar: Progress, deadline: float) -> None:
     began = time.monotonic() - run.seconds
     saved = time.monotonic()
     for epoch in range(run.step // length, config.epochs):
-        order = epoch_order(len(run.points), config.seed, epoch).to(run.device)
+        order = epoch_order(len(run.train_set), config.seed, epoch).to(run.device)
         for index in range(run.step % length, length):
             batch = order[index * config.batch_size : (index + 1) * config.batch_size]
             train_step(run, batch)
@@ -128,7 +128,7 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     key = (config.seed, STEP, run.step)
     torch.manual_seed(derive_seed(*key, process()) if process() else derive_seed(*key))  # dropout
     generator = torch.Generator(run.device).manual_seed(derive_seed(*key))
-    points, labels = run.points[batch], run.labels[batch]
+    points, labels = run.clouds(batch, generator), run.labels[batch]
     given = {name: x[batch] for name, x in run.given.items()}
     if labels.dim() > 1:  # what belongs to the points goes where they go
         points, labels, given = draw_labelled(points, labels, given, config, generator)

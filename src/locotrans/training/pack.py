@@ -72,6 +72,11 @@ def preprocessing(header: dict[str, Any]) -> str:
     shape = f"{count} points of the surface, mean at the origin, greatest norm 1; any pose"
     if task == "parts":
         return f"{shape}; and the shape's category. `locotrans segment` takes shapes of any size."
+    if header.get("choice") == "even":
+        return (
+            f"{shape}; evened out, whatever they were, by `locotrans predict` or "
+            "`locotrans.data.evening.even_points`."
+        )
     return f"{shape}. Other numbers of points are brought to {count} by `locotrans predict`."
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from locotrans.data import CloudSet
 from locotrans.data.corruptions import CORRUPTIONS, SEVERITIES, check_corruption, corrupt
+from locotrans.data.evening import evened
 from locotrans.data.transforms import RotationProtocol, drop_points, jitter
 from locotrans.training.config import derive_seed
 from locotrans.training.evaluate import evaluate
@@ -57,6 +58,7 @@ def perturb(
     rotation: RotationProtocol = "so3",
     rotations_per_shape: int = 1,
     seed: int = 0,
+    even: bool = False,
     batch_size: int = 32,
     device: torch.device | str = "cpu",
     report: Callable[[int, int], None] | None = None,
@@ -75,6 +77,8 @@ def perturb(
         rotations_per_shape: poses of each shape; the paper's is one.
         seed: seed of the perturbations and rotations, which depend on it and on the shape's
             index alone.
+        even: even the perturbed clouds out, to as many points as there were, for a network that
+            was trained so.
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
         report: called as every case is done, with how many are done and how many there are.
@@ -106,9 +110,10 @@ def perturb(
     ]
     for case in cases:
         if case.operation is not None or clean is None:
+            clouds = perturbed(data, case.operation, seed)
             result = evaluate(
                 model,
-                perturbed(data, case.operation, seed),
+                evened(clouds, size, device) if even else clouds,
                 rotation,
                 rotations_per_shape=rotations_per_shape,
                 seed=seed,

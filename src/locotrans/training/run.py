@@ -5,10 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locotrans.data import CloudSet, load_dataset
+from locotrans.data.evening import evened
+from locotrans.data.transforms import uniform
 from locotrans.distributed import process, processes
+from locotrans.training.augment import even_versions
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import (
     load_optimizer,
@@ -40,7 +44,7 @@ from locotrans.training.tasks import (
 
 CHECKPOINT = "checkpoint.safetensors"
 # keys of derive_seed: one stream of random numbers for each purpose
-INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION = range(4)
+INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION, EVENING = range(5)
 
 
 def check_folder(config: TrainConfig) -> None:
@@ -99,11 +103,12 @@ class Run:
         model = build_model(config.model, self.train_set, options)
         if is_segmenter(model):
             check_points_of(model, self.held_out)
-            if config.resample is not None:
-                raise ValueError(
-                    f"resample moves points, and {config.model} learns their labels, which belong "
-                    "to their places; leave it out"
-                )
+            for setting in ("resample", "even"):
+                if getattr(config, setting):
+                    raise ValueError(
+                        f"{setting} moves points, and {config.model} learns their labels, which "
+                        "belong to their places; leave it out"
+                    )
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.take_step = Step(self.model, config, self.device)
@@ -118,11 +123,25 @@ class Run:
             cloud = self.points[:1, : config.points]
             self.model.eval()(cloud, **first)  # what the model refuses is refused here
         self.model.train()
+        self.versions: Float[Tensor, "v s n 3"] | None = None  # of the clouds, evened out
+        if config.even:
+            stream = torch.Generator(self.device).manual_seed(derive_seed(config.seed, EVENING))
+            self.versions = even_versions(self.points, config.resample, generator=stream)
+            self.held_out = evened(self.held_out, config.points, self.device)
         self.radius = typical_radius(self.train_set)
         self.step = 0  # steps done
         self.seconds = 0.0  # over all parts of the run
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
         self.first_bad_step = torch.tensor(-1, device=self.device)
+
+    def clouds(
+        self, batch: Int[Tensor, " b"], generator: torch.Generator
+    ) -> Float[Tensor, "b n 3"]:
+        """Return clouds to train on, each in one of its versions at random if there are some."""
+        if self.versions is None:
+            return self.points[batch]
+        draws = uniform(len(batch), generator=generator).to(self.device)
+        return self.versions[(draws * len(self.versions)).long(), batch]
 
     @property
     def result(self) -> nn.Module:
@@ -235,6 +254,7 @@ class Run:
             "data": data.name,
             "data_checksum": data.checksum,
             "points": self.config.points,
+            "choice": "even" if self.config.even else "random",
             "up": data.up,
             "rotation": self.config.rotation,
             "seed": self.config.seed,

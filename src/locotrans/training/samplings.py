@@ -18,7 +18,7 @@ from locotrans.data.samplings import SAMPLINGS
 from locotrans.data.transforms import RotationProtocol
 from locotrans.training.config import derive_seed
 from locotrans.training.evaluate import evaluate
-from locotrans.training.predict.samples import choose_points
+from locotrans.training.predict.samples import Choice, choose_points
 from locotrans.training.tasks import is_segmenter
 
 COUNTS = (512, 1024, 2048, 4096, 8192)
@@ -35,6 +35,7 @@ def measure_samplings(
     rotation: RotationProtocol = "so3",
     rotations_per_shape: int = 1,
     seed: int = 0,
+    choice: Choice = "random",
     batch_size: int = 32,
     device: torch.device | str = "cpu",
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -50,6 +51,7 @@ def measure_samplings(
         rotation: rotations of the sampled clouds.
         rotations_per_shape: poses of each shape.
         seed: seed of the samplings and rotations.
+        choice: how the network's points are chosen of them.
         batch_size: shapes at a time.
         device: where to compute.
         report: called with every row as soon as it is measured.
@@ -75,7 +77,7 @@ def measure_samplings(
     for number, (method, count) in enumerate(cases):
         result = evaluate(
             model,
-            resampled(data, method, count, points, seed),
+            resampled(data, method, count, points, seed, choice),
             rotation,
             rotations_per_shape=rotations_per_shape,
             seed=seed,
@@ -94,13 +96,15 @@ def measure_samplings(
     return {**shared, "rows": rows}
 
 
-def resampled(data: CloudSet, method: str, count: int, points: int, seed: int) -> CloudSet:
+def resampled(
+    data: CloudSet, method: str, count: int, points: int, seed: int, choice: Choice = "random"
+) -> CloudSet:
     """Sample every shape, each with random numbers of its own index, and bring it to ``points``."""
     clouds = []
     for index, cloud in enumerate(data.points):
         generator = torch.Generator().manual_seed(derive_seed(seed, index, SAMPLING))
         sampled = SAMPLINGS[method](cloud, count, generator=generator)
-        clouds.append(torch.from_numpy(choose_points(sampled.numpy(), points, seed)))
+        clouds.append(torch.from_numpy(choose_points(sampled.numpy(), points, seed, choice)))
     whole = normalize(torch.stack(clouds))
     return replace(
         data, points=whole, normals=None, parts=None, part_names=(), colors=None, masks=None

@@ -46,7 +46,7 @@ def predict(
     rotations: int = 0,
     points: int | None = None,
     seed: int = 0,
-    choice: Choice = "random",
+    choice: Choice | None = None,
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = 0,
@@ -65,8 +65,9 @@ def predict(
             them agrees with the answer; 0 takes the pose of the file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the poses and of the choice of points.
-        choice: How points are chosen: at random as in training, or farthest points, which even out
-            a density that varies much within a scan.
+        choice: How points are chosen: at random, farthest points, which even out a density that
+            varies much within a scan, or even (farthest ones of the points and others between
+            them); by default as in training: even for a network trained so, or else at random.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.

@@ -22,7 +22,7 @@ def embed(
     per_point: bool = False,
     points: int | None = None,
     seed: int = 0,
-    choice: Choice = "random",
+    choice: Choice | None = None,
     batch_size: int = 32,
     device: str = "auto",
     workers: int | None = 0,
@@ -42,8 +42,9 @@ def embed(
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
-        choice: How points are chosen: at random as in training, or farthest points, which even out
-            a density that varies much within a scan.
+        choice: How points are chosen: at random, farthest points, which even out a density that
+            varies much within a scan, or even (farthest ones of the points and others between
+            them); by default as in training: even for a network trained so, or else at random.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; 0 reads in a thread; None takes one a core if files are many.

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from locotrans.counting import counted
 from locotrans.training.checkpoint import load_weights
-from locotrans.training.predict.samples import Choice
+from locotrans.training.predict.samples import Choice, trained_choice
 from locotrans.training.predict.stream import Inference
 from locotrans.training.record import find_device
 from locotrans.training.tasks import is_segmenter
@@ -25,9 +25,9 @@ def load_inference(
     batch_size: int,
     device: str,
     workers: int | None,
-    choice: Choice = "random",
+    choice: Choice | None = None,
 ) -> tuple[Inference, dict[str, Any]]:
-    """Build the network of a run or weights file, to be fed as it was trained.
+    """Build the network of a run or weights file, to be fed as it was trained unless told else.
 
     Returns:
         The network, and the header of its weights.
@@ -37,6 +37,7 @@ def load_inference(
     if is_segmenter(model):
         raise ValueError(f"{weights} labels points, not files: use `locotrans segment`")
     count = metadata.get("points", 1024) if points is None else points
+    choice = trained_choice(metadata) if choice is None else choice
     return Inference(model, count, seed, batch_size, place, choice, workers), metadata
 
 

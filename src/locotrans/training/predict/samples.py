@@ -6,19 +6,26 @@ start from the same seed, whatever stands beside it.
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32
 
+from locotrans.data.evening import even_points
 from locotrans.data.own import KEEP
 from locotrans.data.own_files import check_extent
 from locotrans.data.prepared import draw, fill
-from locotrans.training.predict.spread import spread_points
+from locotrans.data.spread import spread_points
 
-Choice = Literal["random", "farthest"]
+Choice = Literal["random", "farthest", "even"]
+
+
+def trained_choice(metadata: Mapping[str, Any]) -> Choice:
+    """Say how points are chosen for a network, by the header of its weights."""
+    return "even" if metadata.get("choice") == "even" else "random"
 
 
 class Sample(NamedTuple):
@@ -107,10 +114,15 @@ def choose_points(
     89% right, 67% for the random choice; 82% and 78% after training on such clouds, whose points
     were chosen at random. On even clouds the random choice was better, 90% to 87% and 83% to 80%.
 
-    A cloud that is too small is filled up with moved copies of its points (`fill_points`; the
-    data sets have plain copies where a file's points are labelled), or not, without ``filled``; of
-    points in one place "farthest" takes one.
+    "even" does so too, and where points are few adds others between them (`even_points`): for
+    networks trained with ``--even``.
+
+    A cloud that is too small is otherwise filled up with moved copies of its points (`fill_points`;
+    the data sets have plain copies where a file's points are labelled), or not, without ``filled``;
+    of points in one place "farthest" takes one.
     """
+    if choice == "even":
+        return even_points(torch.from_numpy(points)[None], count)[0].numpy()
     if choice == "farthest":
         points = points[spread_points(points, count)]
     else:

@@ -52,8 +52,9 @@ def build_index(
         points: Points chosen of each file; by default as in training.
         seed: Seed of their choice, and of the points drawn from meshes.
         choice: How they are chosen: farthest points, which depend neither on the order of the
-            points nor on the pose, or at random as in training; by default as the index was built,
-            and farthest points in a new one.
+            points nor on the pose, even (farthest ones of the points and others between them), or
+            at random; by default as the index was built, and in a new one even for a network
+            trained so, or else farthest points.
         batch_size: Files at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
         workers: Processes that read; by default none for a few files, else one a core.
@@ -76,10 +77,12 @@ def build_index(
         weights = old.weights
     if old is not None and points is None:
         points = old.facts.points
-    if choice is None:
-        choice = "farthest" if old is None else old.facts.choice
+    if choice is None and old is not None:
+        choice = old.facts.choice
     inference, metadata = load_inference(weights, points, seed, batch_size, device, workers, choice)
-    facts = Facts(metadata["model"], metadata["sha256"], inference.points, seed, choice)
+    if choice is None and inference.choice == "random":  # which depends on the order of the points
+        inference.choice = "farthest"
+    facts = Facts(metadata["model"], metadata["sha256"], inference.points, seed, inference.choice)
     found = stamps_of(folder, find_files([folder]))
     kept = rows_to_keep(old, facts, found, folder)
     fresh = [name for name in found if name not in kept]

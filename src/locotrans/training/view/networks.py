@@ -13,6 +13,7 @@ from locotrans.geometry.frames import gram_schmidt_frame, symmetric_frame
 from locotrans.metrics import axis_consistency
 from locotrans.models import Task, model_task
 from locotrans.training.checkpoint import load_weights
+from locotrans.training.predict.samples import Choice, trained_choice
 
 KINDS = {
     "symmetric": "LCRF",
@@ -37,6 +38,8 @@ class ViewedNetwork:
     categories: tuple[str, ...]
     """Of shapes, one of which a network for parts is told; else none."""
     points: int
+    choice: Choice
+    """How they are chosen."""
     device: torch.device
 
     @property
@@ -95,6 +98,7 @@ def load_viewed(weights: Path | str, device: torch.device) -> ViewedNetwork:
         names=tuple(metadata["part_names"]) if task == "parts" else classes,
         categories=classes if task == "parts" else (),
         points=metadata.get("points", 1024),
+        choice=trained_choice(metadata),
         device=device,
     )
 

@@ -69,7 +69,8 @@ class Viewer:
             ValueError: the file cannot be read; the message names it and says why.
         """
         with self._lock:
-            sample = load_sample(path, self.networks[0].points, self.seed, UNPACKED)
+            first = self.networks[0]
+            sample = load_sample(path, first.points, self.seed, UNPACKED, first.choice)
             if sample.points is None or sample.size is None:
                 raise ValueError(f"{name}: {(sample.error or '').replace(str(path), name)}")
             points = torch.from_numpy(sample.points)
