@@ -102,3 +102,9 @@ def test_a_set_is_evened_out_and_normalised_under_its_own_checksum():
     assert result.checksum == data.checksum
     assert torch.equal(result.labels, data.labels)
     assert (result.name, result.split, result.up) == ("stub", "test", "z")
+
+
+@pytest.mark.gpu
+def test_a_gpu_chooses_the_same_points():
+    clouds = spheres(200, count=5).float()
+    torch.testing.assert_close(even_points(clouds.cuda(), 200).cpu(), even_points(clouds, 200))
