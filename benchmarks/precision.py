@@ -21,6 +21,7 @@ from locotrans.data import CloudSet, load_dataset
 from locotrans.geometry.products import float32_products
 from locotrans.training import load_weights
 from locotrans.training.evaluate import evaluate
+from locotrans.training.predict.samples import as_trained
 
 
 @torch.inference_mode()
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     args.points = args.points or metadata["points"]
     where = {"root": args.root, "points": args.points, "shapes": args.shapes}
     data = load_dataset(args.data, args.split, **where)
-    rows = measure(model, data, args.seed, args.batch_size, args.device)
+    shown = as_trained(data, metadata, args.device)
+    rows = measure(model, shown, args.seed, args.batch_size, args.device)
     print(f"{data.name} {data.split}, {len(data)} shapes of {args.points} points")
     print(markdown(rows))
     results = {

@@ -21,6 +21,7 @@ from locotrans.data.transforms import RotationProtocol
 from locotrans.metrics import retrieval_map
 from locotrans.training import load_weights
 from locotrans.training.evaluate import sample_rotations
+from locotrans.training.predict.samples import as_trained
 
 PROTOCOLS: tuple[RotationProtocol, ...] = ("none", "z", "so3")
 
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
         if data is None:
             where = {"root": args.root, "points": args.points, "shapes": args.shapes}
             data = load_dataset(args.data, args.split, **where)
-        figures = measure(model, data, args.seed, args.batch_size, args.device)
+        shown = as_trained(data, metadata, args.device)
+        figures = measure(model, shown, args.seed, args.batch_size, args.device)
         rows.append({"model": metadata["model"], **figures, "training": metadata})
     assert data is not None
     table = [{key: x for key, x in row.items() if key != "training"} for row in rows]

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import nn
 
 from locotrans.geometry import rotation_angle
-from locotrans.training.predict.samples import choose_points
+from locotrans.training.predict.samples import Choice, choose_points
 from locotrans.training.record import check_writable, write_atomically
 from locotrans.training.tasks import is_segmenter
 
@@ -67,6 +67,7 @@ def align(
     points: int = 1024,
     refine: bool = True,
     seed: int = 0,
+    choice: Choice = "random",
 ) -> Alignment:
     """Find the motion that lays cloud ``a`` on cloud ``b``, another pose of the same object.
 
@@ -77,6 +78,7 @@ def align(
         points: how many of each the network sees.
         refine: improve the network's answer by iterated closest points.
         seed: of the choice of points.
+        choice: how these are chosen, which should be as in training.
     """
     if is_segmenter(network):
         raise ValueError("alignment needs a network that classifies, and this one labels points")
@@ -84,7 +86,7 @@ def align(
         if cloud.ndim != 2 or cloud.shape[1] != 3 or len(cloud) < 3:
             raise ValueError(f"the {name} cloud must have the shape (n, 3), got {cloud.shape}")
     a, b = a.astype(np.float64), b.astype(np.float64)
-    seen = [choose_points(x, points, seed) for x in (a, b)]
+    seen = [choose_points(x, points, seed, choice) for x in (a, b)]
     centers = [x.mean(0) for x in seen]
     seen = [x - center for x, center in zip(seen, centers, strict=True)]
     sizes = [float(np.sqrt(np.square(x).sum(1).mean())) for x in seen]

@@ -77,6 +77,9 @@ def test_neither_pose_nor_order_nor_unit_matters():
     torch.testing.assert_close(turned, plain @ R.mT, rtol=0, atol=1e-5)
     order = torch.randperm(60, generator=seeded(2))
     torch.testing.assert_close(even_points(clouds[:, order], 90), plain, rtol=0, atol=1e-6)
+    many = spheres(40, count=30).float()  # others between others
+    for shuffled in (many[:, torch.randperm(40, generator=seeded(3))], many.flip(1)):
+        torch.testing.assert_close(even_points(shuffled, 300), even_points(many, 300))
     for unit in (2.0**-90, 2.0**90):
         assert torch.equal(even_points(unit * clouds, 90), unit * plain)
     assert torch.equal(even_points(clouds[1:], 90), plain[1:])  # whatever is beside it

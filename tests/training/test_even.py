@@ -1,6 +1,7 @@
 """Networks that are trained on evened clouds are shown such clouds ever after."""
 
 import dataclasses
+import importlib
 import io
 import json
 
@@ -9,19 +10,22 @@ import pytest
 import torch
 from rich.console import Console
 
+from locotrans.align import align
 from locotrans.cli import main
 from locotrans.data import load_dataset, normalize
 from locotrans.data.evening import even_points, evened, with_points_between
 from locotrans.data.filling import nearest_others
 from locotrans.geometry.neighbors import knn
 from locotrans.training import TrainConfig, train
-from locotrans.training.augment import VERSIONS, even_versions, thin, thin_and_even
+from locotrans.training.augment import VERSIONS, augment, even_versions, thin, thin_and_even
 from locotrans.training.checkpoint import load_weights, read_tensors
 from locotrans.training.loop import Stopped
 from locotrans.training.pack import preprocessing
-from locotrans.training.predict.samples import trained_choice
+from locotrans.training.predict.samples import choose_points, trained_choice
 from locotrans.training.run import Run
 from locotrans.training.search.index import Index
+from locotrans.training.search.query import search_file
+from locotrans.training.view.networks import load_viewed
 
 QUIET = Console(file=io.StringIO())
 
@@ -127,28 +131,69 @@ def test_weights_say_so_and_predict_does_so(even_run, even_answer, whole_run, tm
     assert abs(confidence["random",] - confidence[()]) > 1e-5
 
 
-def test_eval_perturb_and_samplings_even_out(even_run, even_answer, tmp_path):
-    data = load_dataset("builtin", "test", points=16, shapes=10)
-    model, _ = load_weights(even_run)
-    with torch.inference_mode():
-        right = (model(evened(data, 16).points).logits.argmax(-1) == data.labels).float().mean()
-        raw = model(data.points).logits - model(evened(data, 16).points).logits
-    assert raw.abs().max() > 1e-3  # the twin: it makes a difference
-    figures = {}
-    for command, options in (
-        ("eval", ("--rotations", "1")),
-        ("perturb", ("--noise", "0", "--dropped", "4", "--corruptions")),
-        ("samplings", ("--counts", "12", "16", "--dense", "64")),
-    ):
-        out = tmp_path / f"{command}.json"
-        main([command, str(even_run), "--rotation", "none", *options, "--json", str(out)])
-        figures[command] = json.loads(out.read_text())
-    assert figures["eval"]["overall_accuracy"] == pytest.approx(float(right))
-    assert figures["eval"]["data_checksum"] == data.checksum
-    none, dropped = (figures["perturb"]["rows"][i] for i in (0, -1))
-    assert none["overall_accuracy"] == pytest.approx(float(right))
-    assert dropped["points"] == 16  # fewer points, evened out, are as many again
-    assert len(figures["samplings"]["rows"]) == 9
+@pytest.mark.parametrize(
+    ("command", "where", "options"),
+    [
+        ("eval", "locotrans.training.evaluate", ()),
+        ("perturb", "locotrans.training.perturb.evaluate", ("--corruptions", "--dropped", "0")),
+        ("samplings", "locotrans.training.samplings.evaluate", ("--dense", "64", "--counts")),
+    ],
+)
+def test_what_is_measured_is_evened_out(
+    command, where, options, even_run, whole_run, tmp_path, monkeypatch
+):
+    """The first clouds are those of the test split, or random points of denser ones."""
+    module, _, name = where.rpartition(".")
+    measure, seen = getattr(importlib.import_module(module), name), []
+
+    def look(model, data, *arguments, **more):
+        seen.append(data)
+        return measure(model, data, *arguments, **more)
+
+    monkeypatch.setattr(where, look)
+    firsts = []
+    for run in (even_run, whole_run.folder):
+        seen.clear()
+        out = tmp_path / "out.json"
+        main([command, str(run), "--rotation", "none", *options, "--json", str(out)])
+        firsts.append(seen[0].points)
+    even, plain = firsts
+    torch.testing.assert_close(even, normalize(even_points(plain, 16)), atol=1e-6, rtol=0)
+    assert (even - plain).abs().max() > 0.1
+    if command == "eval":
+        test = load_dataset("builtin", "test", points=16, shapes=10)
+        assert json.loads(out.read_text())["data_checksum"] == test.checksum
+
+
+def test_few_points_are_measured_as_many(even_run, tmp_path):
+    out = tmp_path / "out.json"
+    few = ("--dropped", "14", "--noise", "0", "--corruptions")  # two are left, and k is 4
+    main(["perturb", str(even_run), *few, "--json", str(out)])
+    assert json.loads(out.read_text())["rows"][-1]["points"] == 16
+
+
+def test_clouds_are_thinned_once():
+    off = {"rotation": "none", "scale": 1.0, "shift": 0.0, "shuffle": False}
+    points = torch.rand(4, 40, 3, generator=seeded())
+    for even in (True, False):
+        config = TrainConfig(points=40, resample=20, even=even, **off)
+        assert torch.equal(augment(points, config, "z", seeded()), points) == even
+
+
+def test_view_and_align_choose_as_in_training(even_run, even_answer, whole_run, monkeypatch):
+    runs = {"even": even_run, "random": whole_run.folder}
+    for choice, run in runs.items():
+        assert load_viewed(run, torch.device("cpu")).choice == choice
+    chosen = []
+
+    def look(points, count, seed=0, choice="random"):
+        chosen.append(choice)
+        return choose_points(points, count, seed, choice)
+
+    monkeypatch.setattr("locotrans.align.choose_points", look)
+    cloud = even_answer[0].numpy().astype(np.float64)
+    align(load_weights(even_run)[0], cloud, cloud, points=16, refine=False, choice="even")
+    assert chosen == ["even", "even"]
 
 
 def test_an_index_of_such_a_network_is_even(even_run, whole_run, tmp_path):
@@ -162,8 +207,15 @@ def test_an_index_of_such_a_network_is_even(even_run, whole_run, tmp_path):
         index = tmp_path / name
         main(["index", str(tmp_path / "shapes"), "--out", str(index), "--weights", str(run)])
         assert Index.open(index).facts.choice == choice
+        np.save(tmp_path / "query.npy", np.load(tmp_path / "shapes/2.npy")[::-1])
+        search_file(index, tmp_path / "query.npy", k=1, json=tmp_path / "out.json")
+        (first,) = json.loads((tmp_path / "out.json").read_text())["nearest"]
+        assert first["path"].endswith("2.npy")
+        assert first["distance"] < 1e-3
 
 
 def test_settings_that_do_not_go_together():
     with pytest.raises(ValueError, match="leave draw_from out"):
         TrainConfig(even=True, points=64, draw_from=128)
+    with pytest.raises(ValueError, match="resample must be 7 to 9"):
+        TrainConfig(even=True, points=10, resample=6)

@@ -206,6 +206,14 @@ def test_farthest_points_do_not_depend_on_order_or_pose(size):
     assert size <= 64 or (np.sort(other[:, 0]) != np.sort(choose_points(cloud, 64)[:, 0])).any()
 
 
+@pytest.mark.parametrize("size", [5, 24, 64, 500])
+def test_few_points_become_as_many_places_as_are_wanted(size):
+    chosen = choose_points(rod(size).astype(np.float32), 256, choice="even")
+    assert len(np.unique(chosen, axis=0)) == 256
+    again = choose_points(np.repeat(rod(size).astype(np.float32), 3, axis=0), 256, choice="even")
+    assert again.shape == (256, 3)
+
+
 def test_farthest_points_take_one_of_those_in_one_place():
     cloud = np.repeat(rod(30), 5, axis=0)
     chosen = choose_points(cloud, 70, choice="farthest")

@@ -108,7 +108,7 @@ def load_network(
         known = ", ".join(list_models())
         raise ValueError(f"{spec} is neither a file, nor a folder, nor a model; models are {known}")
     model, metadata = load_weights(path)
-    keys = ("model", "num_classes", "class_names", "data", "points")
+    keys = ("model", "num_classes", "class_names", "data", "points", "choice")
     return model, {key: metadata[key] for key in keys if key in metadata}
 
 

@@ -190,15 +190,17 @@ def align(
     from locotrans.align import align as find
     from locotrans.align import angle_of, check_cloud_file, read_points, write_cloud
     from locotrans.training import load_weights
+    from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import check_writable, write_json
 
     if out is not None:
         check_cloud_file(out)
     if json is not None:
         check_writable(json)
-    network, _ = load_weights(weights_or_shipped(weights))
+    network, metadata = load_weights(weights_or_shipped(weights))
     first, second = read_points(a), read_points(b)
-    found = find(network, first, second, points=points, refine=refine, seed=seed)
+    choice = trained_choice(metadata)
+    found = find(network, first, second, points=points, refine=refine, seed=seed, choice=choice)
     if not found.same_size:
         scale = f"{found.scale:.3g}"
         print(

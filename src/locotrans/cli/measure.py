@@ -53,19 +53,16 @@ def evaluate(
         batch_size: Shapes at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
-    from locotrans.data.evening import evened
     from locotrans.training import evaluate as measure
-    from locotrans.training.predict.samples import trained_choice
+    from locotrans.training.predict.samples import as_trained
     from locotrans.training.record import find_device
 
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
-    if trained_choice(metadata) == "even":
-        clouds = evened(clouds, clouds.points.shape[1], place)
     result = measure(
         model,
-        clouds,
+        as_trained(clouds, metadata, place),
         rotation,
         rotations_per_shape=rotations,
         seed=seed,

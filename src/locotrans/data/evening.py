@@ -1,10 +1,9 @@
 """Clouds are evened out, so that it matters little how a shape was sampled.
 
 Random points of a surface lie in clusters and leave gaps, scanners see near things more densely,
-and a farthest-point sample has neither. A network that was trained on the one kind answers less
-well on the others. An evened cloud is always of the last kind: farthest points, chosen among the
-cloud's own and others between near ones. It is made without random numbers.
-``locotrans train --even`` trains on such clouds.
+and farthest points lie evenly. An evened cloud is of the last kind, whatever it was: farthest
+points, chosen among its own and, where these are few, others between near ones. It is made without
+random numbers. ``locotrans train --even`` trains on such clouds.
 """
 
 from dataclasses import replace
@@ -46,6 +45,9 @@ def candidates(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor, "b c
     """
     if points.shape[1] == 0:
         raise ValueError("a cloud without points cannot be evened out")
+    # from the inside out: among neighbours that tie the first are taken, whatever the order was
+    order = in_range(points).norm(dim=-1).argsort(dim=1)
+    points = points.gather(1, order.unsqueeze(-1).expand(-1, -1, 3))
     while (n := points.shape[1]) < CANDIDATES * count:
         near = nearest_others(knn(in_range(points), min(NEAR + 1, n)))
         points = with_points_between(points, near).flatten(1, 2)
@@ -71,7 +73,7 @@ def with_points_between(
 
 def choose_farthest(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor, "b m 3"]:
     """Return ``count`` points of each cloud, each the farthest from those before."""
-    if points.device.type == "cpu":  # one by one, with less work
+    if points.device.type == "cpu":  # one by one, which is less work
         rows = [np.resize(spread_points(cloud.numpy(), count), count) for cloud in points]
         chosen = torch.from_numpy(np.stack(rows))
     else:

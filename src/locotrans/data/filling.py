@@ -46,7 +46,7 @@ def in_range(points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n 3"]:
 
     Squares of very large or small coordinates would be infinite or zero.
     """
-    centered = points - points.mean(1, keepdim=True)
+    centered = points - points.mean(1, keepdim=True, dtype=torch.float64).to(points.dtype)
     extent = centered.abs().amax((1, 2), keepdim=True)
     return torch.ldexp(centered, -torch.frexp(extent).exponent)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from locotrans.data.evening import NEAR
 from locotrans.data.filling import NEAREST
 from locotrans.data.transforms import RotationProtocol
 from locotrans.models import model_config
@@ -65,8 +66,8 @@ class TrainConfig:
     --even); not for labelled points. By default all points are kept."""
     even: bool = False
     """Even each cloud out: farthest points of its own and others between near ones; with
-    --resample, of the points that are kept. The weights say so, and `eval`, `predict` and others do
-    the same. Not for labelled points."""
+    --resample, of those that are kept, in eight versions made at the start. The weights say so, and
+    `eval`, `predict` and others even out what they are given. Not for labelled points."""
     rotation: RotationProtocol = "z"
     """Random rotation of each shape: z (about the data set's up axis), so3 or none."""
     epochs: int = 250
@@ -138,9 +139,9 @@ class TrainConfig:
                 f"draw_from must exceed the {self.points} points to draw, got {self.draw_from}"
             )
         if self.even and self.draw_from is not None:
-            raise ValueError("even chooses among all points of a cloud; leave draw_from out")
+            raise ValueError("even takes clouds of as many points as it makes; leave draw_from out")
         if self.resample is not None:
-            least = max(NEAREST + 1, -(-self.points // 2))
+            least = max((NEAR if self.even else NEAREST) + 1, -(-self.points // 2))
             if not least <= self.resample < self.points:
                 raise ValueError(
                     f"resample must be {least} to {self.points - 1}: half of the {self.points} "

@@ -71,6 +71,8 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     if record.exists():
         console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
         return read_json(record)
+    if config.even:
+        console.print("evening the clouds out", markup=False)
     run = Run(config)
     run.open_folder()
     start = f"from step {run.step}" if run.step else "from the start"

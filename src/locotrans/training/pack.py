@@ -74,7 +74,7 @@ def preprocessing(header: dict[str, Any]) -> str:
         return f"{shape}; and the shape's category. `locotrans segment` takes shapes of any size."
     if header.get("choice") == "even":
         return (
-            f"{shape}; evened out, whatever they were, by `locotrans predict` or "
+            f"{shape}. Before that they are evened out, which `locotrans predict` does, and "
             "`locotrans.data.evening.even_points`."
         )
     return f"{shape}. Other numbers of points are brought to {count} by `locotrans predict`."

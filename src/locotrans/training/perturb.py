@@ -93,7 +93,8 @@ def perturb(
     rows: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
     clean: dict[str, Any] | None = None
-    size, least = data.points.shape[1], getattr(getattr(model, "config", None), "k", 1)
+    size = data.points.shape[1]
+    least = 1 if even else getattr(getattr(model, "config", None), "k", 1)
     if dropped is None:
         dropped = [count * min(size, DROPPED_OF) // DROPPED_OF for count in DROPPED]
     elif any(not 0 <= count <= size - least for count in dropped):

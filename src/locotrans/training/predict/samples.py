@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32
 
-from locotrans.data.evening import even_points
+from locotrans.data import CloudSet
+from locotrans.data.evening import candidates, evened
 from locotrans.data.own import KEEP
 from locotrans.data.own_files import check_extent
 from locotrans.data.prepared import draw, fill
@@ -26,6 +27,15 @@ Choice = Literal["random", "farthest", "even"]
 def trained_choice(metadata: Mapping[str, Any]) -> Choice:
     """Say how points are chosen for a network, by the header of its weights."""
     return "even" if metadata.get("choice") == "even" else "random"
+
+
+def as_trained(
+    data: CloudSet, metadata: Mapping[str, Any], device: torch.device | str = "cpu"
+) -> CloudSet:
+    """Return the clouds of a set as a network wants them, by the header of its weights."""
+    if trained_choice(metadata) == "random":
+        return data
+    return evened(data, data.points.shape[1], device)
 
 
 class Sample(NamedTuple):
@@ -117,13 +127,13 @@ def choose_points(
     "even" does so too, and where points are few adds others between them (`even_points`): for
     networks trained with ``--even``.
 
-    A cloud that is too small is otherwise filled up with moved copies of its points (`fill_points`;
-    the data sets have plain copies where a file's points are labelled), or not, without ``filled``;
-    of points in one place "farthest" takes one.
+    A cloud that is too small is filled up with moved copies of its points (`fill_points`; the
+    data sets have plain copies where a file's points are labelled), or not, without ``filled``; of
+    points in one place "farthest" and "even" take one.
     """
     if choice == "even":
-        return even_points(torch.from_numpy(points)[None], count)[0].numpy()
-    if choice == "farthest":
+        points = candidates(torch.from_numpy(points)[None], count)[0].numpy()
+    if choice != "random":
         points = points[spread_points(points, count)]
     else:
         keep = max(count, KEEP)
