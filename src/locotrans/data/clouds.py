@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -113,6 +114,11 @@ class CloudSet:
             if tensor is not None:
                 digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    def with_points(self, points: Float[Tensor, "s m 3"]) -> "CloudSet":
+        """Return the shapes with other points; what belonged to the old ones is left behind."""
+        gone: dict[str, Any] = dict.fromkeys(("normals", "parts", "colors", "masks"))
+        return replace(self, points=points, part_names=(), **gone)
 
     def subset(self, indices: Sequence[int] | Tensor) -> "CloudSet":
         """Return the shapes of the given indices, in the given order (repeats allowed)."""

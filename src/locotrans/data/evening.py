@@ -6,8 +6,6 @@ points, chosen among its own and, where these are few, others between near ones.
 random numbers. ``locotrans train --even`` trains on such clouds.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -84,8 +82,8 @@ def choose_farthest(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor,
 def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> CloudSet:
     """Return the clouds of a set evened out and normalised.
 
-    What belongs to single points (normals, say) is left behind. The checksum stays that of the set
-    as it was, since that is what was given.
+    What belongs to single points is left behind. The checksum stays that of the set as it was,
+    since that is what was given.
 
     Args:
         data: the set.
@@ -93,14 +91,6 @@ def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> Cl
         device: where to compute.
     """
     clouds = [even_points(some.to(device), count).cpu() for some in data.points.split(CHUNK)]
-    result = replace(
-        data,
-        points=normalize(torch.cat(clouds)),
-        normals=None,
-        parts=None,
-        part_names=(),
-        colors=None,
-        masks=None,
-    )
+    result = data.with_points(normalize(torch.cat(clouds)))
     result.__dict__["checksum"] = data.checksum
     return result

@@ -7,12 +7,10 @@ which pairs them: the noise of sigma 0.02 is twice that of 0.01.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -149,9 +147,7 @@ def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSe
         )
         for index, cloud in enumerate(data.points)
     ]
-    points: Float[Tensor, "s m 3"] = torch.cat(clouds)
-    bare: dict[str, Any] = dict.fromkeys(("normals", "parts", "colors", "masks"))
-    return replace(data, points=points, part_names=(), **bare)
+    return data.with_points(torch.cat(clouds))
 
 
 def _loss(case: Case, size: int) -> int:

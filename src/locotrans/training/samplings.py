@@ -6,7 +6,6 @@ points, as many as the network takes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -105,10 +104,7 @@ def resampled(
         generator = torch.Generator().manual_seed(derive_seed(seed, index, SAMPLING))
         sampled = SAMPLINGS[method](cloud, count, generator=generator)
         clouds.append(torch.from_numpy(choose_points(sampled.numpy(), points, seed, choice)))
-    whole = normalize(torch.stack(clouds))
-    return replace(
-        data, points=whole, normals=None, parts=None, part_names=(), colors=None, masks=None
-    )
+    return data.with_points(normalize(torch.stack(clouds)))
 
 
 def samplings_table(result: dict[str, Any]) -> Table:
