@@ -106,6 +106,27 @@ def test_sizes_and_kinds_of_places(n, k, kind, device, generator):
         assert same_sets(found, plain)
 
 
+@pytest.mark.parametrize("columns", [1024, 4], ids=["one block", "several blocks"])
+def test_some_rows_of_distances_of_features_exist_at_a_time(
+    columns, device, monkeypatch, generator
+):
+    monkeypatch.setattr(kernel, "COLUMNS", columns)
+    monkeypatch.setattr(kernel, "ENTRIES", 70)
+    monkeypatch.setattr(kernel, "ROWS", 4)
+    shapes = []
+
+    def distances(left, right):
+        shapes.append((*left.shape[:2], right.shape[1]))
+        return feature_distances(left, right)
+
+    monkeypatch.setattr(kernel, "feature_distances", distances)
+    for n, rows in ((7, [5, 2]), (11, [3, 3, 3, 2]), (36, [2] * 18)):
+        f = torch.randn(2, n, 5, generator=generator)
+        shapes.clear()
+        assert same_sets(fused(f, 3, False, device), knn_features(f, 3))
+        assert shapes == [(2, x, n) for x in rows]
+
+
 @pytest.mark.parametrize("columns", [1024, 16], ids=["one block", "several blocks"])
 def test_ties_go_to_the_lowest_index(columns, device, monkeypatch):
     monkeypatch.setattr(kernel, "COLUMNS", columns)

@@ -20,11 +20,13 @@ import triton
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry.neighbors import CHUNK, point_rounding
+from locotrans.geometry.neighbors import point_rounding
 from locotrans.kernels import on_device
 from locotrans.kernels.knn_features import RELATIVE, feature_distances, feature_factors
 from locotrans.kernels.knn_select import select_kernel, select_large_kernel
 
+ENTRIES = 2**23  # distances of features that exist at a time: an H200's second cache holds them,
+ROWS = 1024  # unless so few rows would leave a GPU idle
 COLUMNS = 2048  # distances that a warp holds
 GROUPS = 128  # of these columns, at most
 STEP = 512  # columns that a warp takes at a time of larger clouds
@@ -50,7 +52,7 @@ def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tens
         _select(x.mT.contiguous(), slack.contiguous(), relative, out, 0, n, coordinates=True)
         return out
     left, right, slack = feature_factors(x)
-    chunk = max(1, min(n, 2 * CHUNK // (b * n)))
+    chunk = max(1, min(n, max(ROWS // b, ENTRIES // (b * n))))
     for first in range(0, n, chunk):
         rows = min(chunk, n - first)
         distances = feature_distances(left[:, first : first + rows], right)
