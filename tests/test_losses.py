@@ -182,3 +182,21 @@ def test_a_network_of_one_head_is_trained_by_its_logits():
     terms = classification_losses(answer, labels)
     torch.testing.assert_close(terms.total, smoothed_cross_entropy(answer.logits, labels))
     assert terms[1:] == (None,) * 5
+
+
+def test_offsets_are_added_to_the_logits_of_every_head():
+    heads = {name: draw(2, 5, seed=i) for i, name in enumerate(("invariant", "equivariant"))}
+    labels, offsets = torch.tensor([1, 4]), draw(5, seed=7)
+    terms = classification_losses(output(**heads), labels, offsets=offsets)
+    for name, logits in heads.items():
+        expected = smoothed_cross_entropy(logits + offsets, labels)
+        torch.testing.assert_close(getattr(terms, name), expected)
+    one = classification_losses(output(), labels, offsets=offsets)
+    torch.testing.assert_close(one.total, smoothed_cross_entropy(output().logits + offsets, labels))
+
+
+def test_offsets_of_labels_of_points():
+    points = output(invariant=draw(2, 3, 5))
+    labels, offsets = torch.tensor([[0, 1, -1], [4, -1, 2]]), draw(5, seed=7)
+    terms = classification_losses(points, labels, offsets=offsets)
+    torch.testing.assert_close(terms.total, point_cross_entropy(points.invariant + offsets, labels))

@@ -135,29 +135,35 @@ def classification_losses(
     smoothing: float = 0.2,
     orthogonality_weight: float = 0.1,
     consistency_weight: float = 0.1,
+    offsets: Float[Tensor, " classes"] | None = None,
 ) -> LossTerms:
     """Return every term of Eq. 18, and their sum as ``total``.
 
     A network without the heads of LocoTrans is trained by its combined logits alone. Labels of
     points instead of shapes give the losses of segmentation: the cross-entropies are then means
     over the points (`point_cross_entropy`).
+
+    Args:
+        output: of a network.
+        labels: of the shapes, or of their points (-1: none).
+        smoothing: of the labels.
+        orthogonality_weight: of the loss of Eq. 10.
+        consistency_weight: of the loss of Eq. 12.
+        offsets: what the cross-entropies add to the logits of each class, if anything: logarithms
+            of how frequent it is teach a network what it would answer if all were equally so.
     """
-    cross_entropy = smoothed_cross_entropy if labels.dim() == 1 else point_cross_entropy
+    entropy = smoothed_cross_entropy if labels.dim() == 1 else point_cross_entropy
+
+    def cross_entropy(logits: Tensor) -> Float[Tensor, ""]:
+        return entropy(logits if offsets is None else logits + offsets, labels, smoothing)
+
     heads = {
         "invariant": output.invariant,
         "equivariant": output.equivariant,
         "fused": output.fused,
     }
-    terms = {
-        name: cross_entropy(logits, labels, smoothing)
-        for name, logits in heads.items()
-        if logits is not None
-    }
-    total = (
-        torch.stack(list(terms.values())).sum()
-        if terms
-        else cross_entropy(output.logits, labels, smoothing)
-    )
+    terms = {name: cross_entropy(x) for name, x in heads.items() if x is not None}
+    total = torch.stack(list(terms.values())).sum() if terms else cross_entropy(output.logits)
     if output.vectors is not None and output.neighbors is not None:
         orthogonality, consistency = _vector_terms(output.vectors, output.neighbors)
         terms |= {"orthogonality": orthogonality, "consistency": consistency}

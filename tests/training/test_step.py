@@ -6,7 +6,7 @@ import torch
 from locotrans import create_model
 from locotrans.models import ClassifierOutput
 from locotrans.training.config import TrainConfig
-from locotrans.training.step import Step
+from locotrans.training.step import Step, frequency_offsets
 
 SMALL = {"k": 4, "vector_widths": (4, 5), "vector_embedding": 6, "widths": (8, 8)}
 SMALL |= {"embedding": 8, "head_widths": (8, 8), "dropout": 0.0}
@@ -71,3 +71,21 @@ def test_a_network_that_cannot_be_told_is_given_the_clouds_alone(generator):
     step = Step(Stranger(), TrainConfig(batch_size=4), torch.device("cpu"))
     points = torch.randn(4, 5, 3, generator=generator)
     assert step(points, torch.tensor([0, 1, 2, 0]), 0.1)["total"] > 0
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5, 1.0])
+def test_balanced_classes_are_answered_as_if_equally_frequent(balance):
+    """Where clouds say nothing, logits are logarithms of the frequencies, less the offsets."""
+    labels = torch.tensor([0] * 12 + [1] * 3 + [2])
+    offsets = frequency_offsets(labels, 3, balance)
+    step = Step(Stranger(), TrainConfig(smoothing=0.0), torch.device("cpu"), offsets)
+    for _ in range(300):
+        step(torch.zeros(16, 5, 3), labels, 0.3)
+    logits = step.model(torch.zeros(1, 5, 3)).logits[0].detach()
+    frequencies = torch.tensor([12.0, 3, 1]).log() - balance * torch.tensor([13.0, 4, 2]).log()
+    torch.testing.assert_close(logits - logits[0], frequencies - frequencies[0], atol=0.02, rtol=0)
+
+
+def test_a_class_without_labels_has_an_offset_and_points_without_labels_do_not_count():
+    offsets = frequency_offsets(torch.tensor([[0, 0, -1], [0, 2, -1]]), 3, 2.0)
+    torch.testing.assert_close(offsets, 2 * torch.tensor([4 / 7, 1 / 7, 2 / 7]).log())

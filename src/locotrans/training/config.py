@@ -27,7 +27,8 @@ AT_LEAST_ONE = ("points", "epochs", "scale")
 BELOW_ONE = ("smoothing", "momentum", "averaging", "validation")
 NOT_NEGATIVE = (
     *BELOW_ONE,
-    *("lr", "final_lr", "warm_up", "weight_decay", "orthogonality_weight", "consistency_weight"),
+    *("lr", "final_lr", "warm_up", "weight_decay", "balance"),
+    *("orthogonality_weight", "consistency_weight"),
     *("shift", "seed", "evaluate_every", "checkpoint_seconds", "decay_every", "decay"),
 )
 
@@ -95,6 +96,10 @@ class TrainConfig:
     evaluated and stored as the result. 0: the weights themselves."""
     smoothing: float = 0.2
     """Label smoothing: the share of probability given to the other classes."""
+    balance: float = 0.0
+    """How far rare classes are taught as if all were equally frequent: this, times the logarithm of
+    a class's share of the labels, is added to its logits in the losses, not in answers. 1: wholly;
+    0: off."""
     orthogonality_weight: float = 0.1
     """Weight of the orthogonality loss."""
     consistency_weight: float = 0.1

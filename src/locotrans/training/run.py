@@ -32,7 +32,7 @@ from locotrans.training.config import (
 from locotrans.training.parts import LISTING
 from locotrans.training.presets import read_config
 from locotrans.training.record import environment, find_device, write_atomically, write_json
-from locotrans.training.step import Step
+from locotrans.training.step import Step, frequency_offsets
 from locotrans.training.tasks import (
     build_model,
     check_points_of,
@@ -111,9 +111,13 @@ class Run:
                     )
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
-        self.take_step = Step(self.model, config, self.device)
         self.points = self.train_set.points.to(self.device)
         self.labels = targets(model, self.train_set).to(self.device)
+        offsets = None
+        if config.balance > 0:
+            classes: Any = model.num_classes
+            offsets = frequency_offsets(self.labels, classes, config.balance)
+        self.take_step = Step(self.model, config, self.device, offsets)
         extra = given(model, self.train_set)
         self.given = {name: x.to(self.device) for name, x in extra.items()}
         with torch.inference_mode():

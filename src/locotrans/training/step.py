@@ -24,15 +24,28 @@ class Step:
 
     Where several processes train together, each takes its share of the batch, gradients are
     averaged, and nothing is recorded.
+
+    Args:
+        model: the network.
+        config: the run's settings.
+        device: where the network is.
+        offsets: of the logits in the losses, if any (`frequency_offsets`).
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        device: torch.device,
+        offsets: Float[Tensor, " classes"] | None = None,
+    ) -> None:
         self.model = model
         self.network: nn.Module = model
         if processes() > 1:
             self.network = DistributedDataParallel(model)
         self.config = config
         self.device = device
+        self.offsets = offsets
         self.placing = places_clouds(model)
         recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
@@ -98,6 +111,7 @@ class Step:
             smoothing=config.smoothing,
             orthogonality_weight=config.orthogonality_weight,
             consistency_weight=config.consistency_weight,
+            offsets=self.offsets,
         )
         right = output.logits.argmax(-1) == labels
         count: Tensor | int = len(labels)
@@ -138,6 +152,14 @@ def places_clouds(model: nn.Module) -> bool:
     """
     centres = getattr(getattr(model, "config", None), "center", False)
     return bool(centres) and "placed" in inspect.signature(model.forward).parameters
+
+
+def frequency_offsets(
+    labels: Int[Tensor, "s *n"], classes: int, balance: float
+) -> Float[Tensor, " classes"]:
+    """Return ``balance`` times the logarithm of the share of every class; -1 is no label."""
+    counts = labels[labels >= 0].bincount(minlength=classes) + 1  # none is infinitely rare
+    return balance * (counts / counts.sum()).log()
 
 
 def make_optimizer(
