@@ -294,3 +294,15 @@ def test_what_cannot_be_exported_is_said_before(pointnet, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match=r"needs onnxscript: pip install .*\[export\]"):
         export_network(pointnet, tmp_path / "network.onnx")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_network_stays_as_it_is(pointnet, tmp_path):
+    pointnet.double().train()
+    before = copy.deepcopy(pointnet.state_dict())
+    path = tmp_path / "network.pt2"
+    export_network(pointnet, path)
+    compare(pointnet, path, ("logits",), torch.randn(2, 8, 3))
+    assert pointnet.training
+    for name, value in pointnet.state_dict().items():
+        assert value.dtype == before[name].dtype
+        assert torch.equal(value, before[name])

@@ -136,7 +136,36 @@ def test_functions_are_measured_in_the_precision_they_have(clouds):
     assert rows["tf32"].verdict == rows["bfloat16"].verdict == "not measured"
     assert "CUDA" in rows["tf32"].note
     assert "only a module" in rows["bfloat16"].note
-    assert "float32" not in rows  # it is the certificate's own
+    assert rows["float32"].verdict == "pass"
+
+
+def test_what_is_declared_must_be_measured(clouds):
+    """A function of the pose does not pass by a property that no check looks at."""
+    own = {"keeps": ["float32"], "precision": "float32"}
+    certificate = certify(
+        lambda points: points[..., 0].amax(1, keepdim=True), clouds, **own, **QUICK
+    )
+    assert [row.name for row in certificate.failures] == ["float32"]
+    assert certify(lengths, clouds, **own, **QUICK).passed
+    certificate = certify(lengths, clouds, keeps=["rotation", "tf32"], **QUICK)
+    assert not certificate.failures
+    assert certificate.unmeasured == ["tf32"]
+    assert not certificate.passed
+    assert "does not pass: not measured here: tf32" in str(certificate)
+
+
+def test_ties_are_broken_by_the_pose(clouds):
+    """The nearest of equally near points, by a rule that sees coordinates."""
+
+    def nearest(points):
+        distances = torch.cdist(points, points).round(decimals=6)
+        distances = distances + 1e-5 * points[:, None, :, 0]  # the leftmost of those that tie
+        near = distances.topk(8, dim=-1, largest=False).indices.flatten(1)
+        chosen = nn.functional.one_hot(near, points.shape[1]).sum(1)  # how often each is
+        return lengths(points) + chosen.square().to(points).mean(-1, keepdim=True)
+
+    certificate = certify(nearest, clouds, keeps=["rotation", "ties"], **QUICK)
+    assert [row.name for row in certificate.failures] == ["ties"], str(certificate)
 
 
 def test_what_is_broken_must_break(clouds):

@@ -104,13 +104,6 @@ def test_subset_refuses_an_empty_list(clouds):
         clouds.subset([])
 
 
-def test_to_moves_every_tensor(clouds):
-    moved = clouds.to("cpu")
-    assert moved.checksum == clouds.checksum
-    device = torch.device("cpu")
-    assert {t.device for t in (moved.points, moved.labels, moved.normals, moved.parts)} == {device}
-
-
 def test_unknown_name_lists_the_known_ones_with_a_hint():
     assert "builtin" in list_datasets()
     with pytest.raises(ValueError, match=r"'builtln': did you mean 'builtin'\? known: .*builtin"):

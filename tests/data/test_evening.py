@@ -96,14 +96,15 @@ def test_degenerate_clouds():
     assert places.sort().values.tolist() == [0, 4, 8]
 
 
-def test_a_set_is_evened_out_and_normalised_under_its_own_checksum():
+def test_a_set_is_evened_out_and_normalised_and_names_the_set_that_was_given():
     points = spheres(30, count=3).float() * 0.5 + 2
     data = CloudSet("stub", "test", "z", points, torch.tensor([0, 1, 0]), ("a", "b"))
     result = evened(data, 40)
     assert result.points.shape == (3, 40, 3)
     assert result.points.mean(1).abs().max() < 1e-5
     torch.testing.assert_close(result.points.norm(dim=-1).amax(-1), torch.ones(3))
-    assert result.checksum == data.checksum
+    assert result.given_checksum == data.checksum != result.checksum
+    assert evened(result, 40).given_checksum == data.checksum
     assert torch.equal(result.labels, data.labels)
     assert (result.name, result.split, result.up) == ("stub", "test", "z")
 

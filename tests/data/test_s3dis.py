@@ -65,6 +65,24 @@ def test_rooms_split_by_list(exported):
     (folder / "rooms_split.json").write_text(json.dumps({"train": rooms[2:], "test": rooms[:2]}))
     test = load_dataset("s3dis", "test", root=root, points=64)
     assert {name.partition("@")[0] for name in test.ids} == set(rooms[:2])
+    (folder / "rooms_split.json").write_text(json.dumps({"train": rooms}))
+    with pytest.raises(ValueError, match=r"rooms_split.json has no split 'test'; it has train"):
+        load_dataset("s3dis", "test", root=root)
+
+
+def test_points_of_a_block_are_chosen_by_the_seed_and_the_room(exported):
+    root = exported("s3dis", points=2048)
+    folder = root / "stanford_indoor3d"
+    name = "s3dis:area5,block=20,stride=20"
+    room = sorted(folder.glob("Area_5_*.npy"))[0]
+    for path in folder.glob("Area_5_*.npy"):  # all rooms alike
+        np.save(path, np.load(room))
+    first, other = (load_dataset(name, "test", root=root, points=64, seed=x) for x in (0, 1))
+    assert not torch.equal(first.points, other.points)
+    again = load_dataset(name, "test", root=root, points=64, seed=0)
+    assert torch.equal(first.points, again.points)
+    assert len(first) > 1
+    assert not torch.equal(first.points[0], first.points[1])
 
 
 def test_raw_release_gives_the_same_rooms(exported, tmp_path):

@@ -16,7 +16,7 @@ from locotrans.training.config import (
     to_json,
     typed_fields,
 )
-from locotrans.training.presets import read_config
+from locotrans.training.presets import preset_config, read_config
 
 UNUSUAL = TrainConfig(
     model="dgcnn",
@@ -127,3 +127,14 @@ def test_derived_seeds_do_not_repeat():
     seeds = {derive_seed(*key) for key in itertools.product(range(3), range(3), range(50))}
     assert len(seeds) == 450
     assert max(seeds) <= np.iinfo(np.uint64).max
+
+
+def test_a_config_file_with_another_model_has_the_recipe_of_that_model(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "modelnet40"\nmodel = "locotrans_dgcnn_light"\nseed = 3\n')
+    assert read_config(path) == dataclasses.replace(preset_config("modelnet40"), seed=3)
+    full = dataclasses.replace(preset_config("modelnet40", "locotrans_dgcnn"), seed=3)
+    assert read_config(path, "locotrans_dgcnn") == full
+    assert full.shift != read_config(path).shift
+    with pytest.raises(ValueError, match=r"run\.toml.*modelnet40"):
+        read_config(path, "dgcnn_partseg")

@@ -13,7 +13,7 @@ from locotrans.training import step as step_module
 from locotrans.training.augment import augment
 from locotrans.training.loop import epoch_order, learning_rate
 from locotrans.training.parts import split
-from locotrans.training.run import Run, check_folder
+from locotrans.training.run import Run, check_folder, locked
 
 QUIET = Console(file=io.StringIO())
 
@@ -180,3 +180,29 @@ def test_each_augmentation_does_what_it_says(generator):
     turned = only(rotation="z")
     assert torch.allclose(turned[..., 1], points[..., 1])  # the up axis, here y, stays
     assert torch.allclose(turned.norm(dim=-1), points.norm(dim=-1), rtol=1e-5)
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tiny):
+    with locked(tiny.out):
+        with pytest.raises(ValueError, match="another process is training in"):
+            train(tiny, QUIET)
+        assert not any(tiny.out.iterdir())
+    assert train(tiny, QUIET)["selection"] == "last epoch"
+
+
+def test_weights_that_the_last_step_spoils_are_not_kept(tiny, monkeypatch):
+    """The loss of a step is that of the weights before it."""
+    take = step_module.Step._take
+
+    def spoil(self, *inputs):
+        found = take(self, *inputs)
+        with torch.no_grad():
+            next(self.model.parameters()).fill_(torch.nan)
+        return found
+
+    config = dataclasses.replace(tiny, epochs=1, shapes=tiny.batch_size)  # a single step
+    monkeypatch.setattr(step_module.Step, "_take", spoil)
+    with pytest.raises(ValueError, match="a weight stopped being finite in step 0"):
+        train(config, QUIET)
+    assert not (tiny.out / "weights.safetensors").exists()
+    assert not (tiny.out / "checkpoint.safetensors").exists()

@@ -141,6 +141,8 @@ def test_randomness_depends_on_seed_and_index_alone():
     many = perturbed(clouds(), noise, 0)
     few = perturbed(clouds().subset(range(5)), noise, 0)
     assert torch.equal(many.points[:5], few.points)
+    first, second = perturbed(clouds().subset([0, 0]), noise, 0).points
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(

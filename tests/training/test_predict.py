@@ -458,3 +458,17 @@ def test_embeddings_go_to_a_known_format_and_keep_one_shape(tmp_path):
         with pytest.raises(ValueError, match="rows of x were"):
             file.append({"x": np.zeros((2, 4))})
     assert [path.name for path in tmp_path.iterdir()] == ["o.npz"]
+
+
+def test_the_threads_of_torch_are_as_before_between_answers(folder):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        rows = predict_files(
+            Inference(Elongation(), 128, batch_size=2), find_files([folder]), NAMES
+        )
+        next(rows)
+        assert torch.get_num_threads() == 2
+        rows.close()
+    finally:
+        torch.set_num_threads(before)

@@ -9,8 +9,9 @@ from torch import nn
 
 from locotrans.data import CloudSet
 from locotrans.data.samplings import LINES, SAMPLINGS
+from locotrans.geometry import random_rotations
 from locotrans.models import ClassifierOutput, create_model
-from locotrans.training.evaluate import evaluate
+from locotrans.training.evaluate import evaluate, kept_rows
 from locotrans.training.samplings import measure_samplings, resampled, samplings_table
 
 
@@ -59,15 +60,16 @@ def test_each_sampling_has_its_character(spheres, generator):
     )
     assert even > 2 * random
     assert grid > random
+
+
+def test_scan_lines_lie_in_planes_across_a_random_direction(spheres):
+    cloud = spheres.points[0]
     lines = SAMPLINGS["scan lines"](cloud, 150, generator=torch.Generator().manual_seed(5))
-    # along the scanner's direction the points lie on lines: few heights, each of many points
-    directions = nn.functional.normalize(torch.randn(4000, 3, generator=generator), dim=-1)
-    heights = (lines @ directions.T) * LINES / 2
-    clumped = torch.exp(2j * torch.pi * heights).mean(0).abs().max()
-    other = SAMPLINGS["area-uniform"](cloud, 150, generator=generator)
-    assert (
-        clumped > torch.exp(2j * torch.pi * (other @ directions.T) * LINES / 2).mean(0).abs().max()
-    )
+    across = random_rotations(generator=torch.Generator().manual_seed(5))[0]
+    low, high = (cloud @ across).aminmax()
+    places = (lines @ across - low) / (high - low) * LINES
+    # a quarter of the points of a sphere, whose heights are uniform: the middle quarter of a line
+    assert (places - places.floor() - 0.5).abs().max() < 0.15
 
 
 def test_the_table(spheres):
@@ -118,3 +120,28 @@ def test_figures_without_excluded_shapes(spheres):
         evaluate(SpreadClassifier(), data, "so3", excluded=["cube_1"])
     with pytest.raises(ValueError, match="all 4 shapes"):
         evaluate(SpreadClassifier(), data, "so3", excluded=list(data.ids))
+
+
+def test_only_the_shapes_that_are_named_are_excluded(spheres):
+    ids = ("a/test/ball.npy", "b/test/ball.npy", "many.h5#0", "room@1.00,2.50")
+    data = dataclasses.replace(spheres, ids=ids)
+    for name, row in (("a/test/ball.npy", 0), ("b/test/ball", 1), ("many.h5#0", 2), (ids[3], 3)):
+        assert kept_rows(data, [name]).tolist() == [i for i in range(4) if i != row]
+    assert kept_rows(data, ["elsewhere", "many.h5#0"]).tolist() == [0, 1, 3]
+    for name in ("many.h5#1", "room@1.00,2.75", "many"):
+        with pytest.raises(ValueError, match="has no shape"):
+            kept_rows(data, [name])
+    with pytest.raises(
+        ValueError, match=r"'ball' stands for 2 shapes .* such as 'a/test/ball\.npy'"
+    ):
+        kept_rows(data, ["ball"])
+
+
+def test_equal_clouds_are_sampled_by_random_numbers_of_their_own(spheres):
+    twice = spheres.subset([0, 0])
+    for name in SAMPLINGS:
+        if name == "farthest points":  # of a dense cloud: the same whatever the seed
+            continue
+        first, second = resampled(twice, name, 50, 200, 0).points
+        assert not torch.equal(first, second), name
+        assert not torch.equal(first, resampled(twice, name, 50, 200, 1).points[0]), name

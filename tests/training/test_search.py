@@ -386,12 +386,13 @@ def test_duplicates_of_a_file_that_is_gone_ask_for_an_update(index, shapes, tmp_
 
 
 def test_nearest_is_exact_where_products_round(generator):
-    """Distances of 1e-6 are told apart, though the products are all 1 in single precision."""
+    """Near rows whose rounding makes them a little short are found, and told apart."""
     base = torch.randn(64, generator=generator, dtype=torch.float64)
     steps = torch.randn(300, 64, generator=generator, dtype=torch.float64)
-    sizes = 1e-4 * (1 + torch.randperm(300, generator=generator))
+    sizes = 8e-6 * (1 + torch.randperm(300, generator=generator))  # of a vector of length 8
     rows = base + sizes[:, None] * torch.nn.functional.normalize(steps, dim=-1)
-    rows = torch.nn.functional.normalize(rows, dim=-1).float().numpy()
+    rows = torch.nn.functional.normalize(rows, dim=-1)
+    rows = (rows * (1 + 2e-7 * (sizes > 8e-6 * 150).double()[:, None] - 1e-7)).float().numpy()
     query = torch.nn.functional.normalize(base, dim=-1).float().numpy()
     found = find_nearest(rows, query, k=20)
     true = np.linalg.norm(rows.astype(np.float64) - query.astype(np.float64), axis=1)
@@ -460,3 +461,40 @@ def test_the_help_texts(capsys):
             main([command, "--help"])
         assert caught.value.code == 0
         assert re.search(r"any pose|way they lie", capsys.readouterr().out)
+
+
+def test_a_file_whose_buffer_changes_is_embedded_again(tmp_path, weights, capsys):
+    folder = tmp_path / "shapes"
+    folder.mkdir()
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 2, 0]], np.float32)
+    accessor = {"bufferView": 0, "componentType": 5126, "count": 3, "type": "VEC3"}
+    scene = {
+        "asset": {"version": "2.0"},
+        "buffers": [{"uri": "a.bin", "byteLength": 36}],
+        "bufferViews": [{"buffer": 0, "byteLength": 36}],
+        "accessors": [accessor],
+        "meshes": [{"primitives": [{"attributes": {"POSITION": 0}}]}],
+        "nodes": [{"mesh": 0}],
+        "scenes": [{"nodes": [0]}],
+    }
+    (folder / "a.gltf").write_text(json.dumps(scene))
+    (folder / "a.bin").write_bytes(corners.tobytes())
+    build_index(folder, tmp_path / "index", weights)
+    before = Index.open(tmp_path / "index").embeddings.copy()
+    (folder / "a.bin").write_bytes((corners * [1, 9, 1]).astype(np.float32).tobytes())
+    os.utime(folder / "a.bin", ns=(1, time.time_ns() + 10**9))
+    capsys.readouterr()
+    build_index(folder, tmp_path / "index")
+    assert "0 kept, 1 embedded" in capsys.readouterr().out
+    assert not np.array_equal(Index.open(tmp_path / "index").embeddings, before)
+
+
+def test_an_index_is_brought_up_to_date_with_its_own_seed(tmp_path, shapes, weights, capsys):
+    out = tmp_path / "seeded.index"
+    build_index(tmp_path / "shapes", out, weights, seed=3)
+    capsys.readouterr()
+    assert build_index(tmp_path / "shapes", out) == 0
+    assert "20 kept" in capsys.readouterr().out
+    assert Index.open(out).facts.seed == 3
+    with pytest.raises(ValueError, match="was built with seed 3, now it would be 0"):
+        build_index(tmp_path / "shapes", out, seed=0)

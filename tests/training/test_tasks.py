@@ -156,6 +156,9 @@ def test_networks_for_a_data_set(shapes):
     model = build_model("dgcnn_semseg", rooms, {**SMALL, "colors": True})
     assert given(model, rooms).keys() == {"colors"}
     assert typical_radius(shapes) == pytest.approx(1, abs=1e-5)
+    points = shapes.points.clone()
+    points[3] *= 9
+    assert typical_radius(replace(shapes, points=points)) == pytest.approx(1, abs=1e-5)
 
 
 def test_data_that_cannot_be_learned_from(shapes):

@@ -1,5 +1,6 @@
 """The page of `locotrans view`: its server, its saved form, and both in a real browser."""
 
+import dataclasses
 import http.client
 import io
 import json
@@ -558,3 +559,35 @@ def test_the_saved_page_in_a_browser(browser, folder, tmp_path):
     assert page.errors == []
     assert page.asked == [path.as_uri()]
     page.close()
+
+
+def test_each_network_is_told_the_category_by_its_own_number(folder):
+    one = network(folder / "parts.safetensors")
+    turned = dataclasses.replace(one, categories=one.categories[::-1])
+    told = []
+
+    class Spy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.config = one.model, one.model.config
+
+        def forward(self, points, category):
+            told.append(int(category))
+            return self.model(points, category)
+
+    viewer = Viewer([one, dataclasses.replace(turned, model=Spy())])
+    number = viewer.open(folder / "chair/cloud.npy", "cloud.npy", "chair")
+    viewer.answers(number, haar(1).float(), viewer.category("chair"))
+    assert set(told) == {turned.categories.index("chair")}
+    assert turned.categories.index("chair") != one.categories.index("chair")
+
+
+def test_networks_that_one_cloud_cannot_be_shown_to_are_refused(folder):
+    one = network(folder / "ours.safetensors")
+    for change, said in (({"points": 32}, "32 .random."), ({"choice": "even"}, "96 .even.")):
+        with pytest.raises(ValueError, match=f"takes 96 points .random.*{said}.* by itself"):
+            Viewer([one, dataclasses.replace(one, **change)])
+    parts = network(folder / "parts.safetensors")
+    other = dataclasses.replace(parts, categories=("lamp", "chair"))
+    with pytest.raises(ValueError, match="trained on other categories"):
+        Viewer([parts, other])

@@ -98,7 +98,8 @@ def certify(
         clouds: what to call the clouds.
         report: called with a number of rotations of the search as they are done.
     """
-    expected = _expectations(keeps, breaks)
+    kept, broken = tuple(keeps), tuple(breaks)
+    expected = _expectations(kept, broken)
     if points.dim() != 3 or points.shape[-1] != 3 or points.numel() == 0:
         raise ValueError(f"points must have the shape (b, n, 3), got {tuple(points.shape)}")
     if not 1 <= searched <= len(points):
@@ -129,10 +130,9 @@ def certify(
     rows += _transformations(battery, points, R)
     rows += _special_clouds(battery, points, R)
     for name in ("float32", "tf32", "bfloat16"):
-        if name != precision:
-            rows.append(_precision(battery, model, name, points, R))
+        rows.append(_precision(battery, model, name, points, R))
     facts = clouds or f"{counted(len(points), 'cloud')} of {counted(points.shape[1], 'point')}"
-    return Certificate(target, facts, precision, tuple(rows), search)
+    return Certificate(target, facts, precision, tuple(rows), search, (*kept, *broken))
 
 
 def _expectations(keeps: Iterable[str], breaks: Iterable[str]) -> Callable[[str], Expected]:
@@ -197,15 +197,19 @@ def _precision(
     points: Float[Tensor, "b n 3"],
     R: Float[Tensor, "r 3 3"],
 ) -> Row:
-    """Return the row of rotations in another precision."""
+    """Return the row of rotations in one precision."""
     device, check = battery.network.device, f"random rotations in {name}"
     if name == "tf32" and device.type != "cuda":
         return battery.skipped(name, check, "not measured here: TF32 needs a CUDA device")
     if why := refusal(model, name, points, device):
         return battery.skipped(name, check, why)
     network = Network(model, name, device, battery.network.batch_size)
-    other = Battery(network, points, TOLERANCES[name], battery.expected)
+    same = name == battery.network.precision
+    tolerance = battery.tolerance if same else TOLERANCES[name]
+    other = Battery(network, points, tolerance, battery.expected)
     (row,) = other.rows(name, check, turned(points, R))
+    if same:
+        return row
     before, after = (x.reference[x.answer] for x in (battery, other))
     apart = float(relative_change(after, before, battery.spread[battery.answer]).max())
     note = f"{row.note}; {apart:.1e} from the answer in {battery.network.precision}"

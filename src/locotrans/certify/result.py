@@ -53,6 +53,8 @@ class Certificate:
     precision: str
     rows: tuple[Row, ...]
     search: Search
+    declared: tuple[str, ...] = ()
+    """Properties that the network is said to keep or to break."""
 
     @property
     def failures(self) -> list[Row]:
@@ -60,14 +62,22 @@ class Certificate:
         return [row for row in self.rows if row.verdict == "fail"]
 
     @property
+    def unmeasured(self) -> list[str]:
+        """What was declared, and not seen by any check."""
+        seen = {row.name for row in self.rows if row.verdict in ("pass", "fail")}
+        return [name for name in self.declared if name not in seen]
+
+    @property
     def passed(self) -> bool:
-        """Nothing failed."""
-        return not self.failures
+        """Nothing failed, and all that was declared was measured."""
+        return not self.failures and not self.unmeasured
 
     def summary(self) -> str:
         """Say in a sentence what was found."""
         if self.passed:
             return f"{self.target} passes: it keeps what it declares, within the tolerances"
+        if not self.failures:
+            return f"{self.target} does not pass: not measured here: {', '.join(self.unmeasured)}"
         worst = max(self.failures, key=lambda row: row.error or 0.0)
         return (
             f"{self.target} fails {len(self.failures)} of {len(self.rows)} checks; by most in "

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from locotrans.cli.shared import CLASSIFIERS, print_evaluation
+from locotrans.data.roots import read_lines
 from locotrans.training.config import TrainConfig
 from locotrans.training.presets import base_config, read_config
 
@@ -41,7 +42,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     in_use = list(arguments[:1]) == ["train"]  # other commands may have such flags too
     defaults = base_config(given.preset, given.model) if in_use else TrainConfig()
     if given.config is not None:
-        defaults = read_config(given.config)
+        defaults = read_config(given.config, given.model)
 
     def train(
         flags: Flags = defaults, config: Path | None = None, stop_after: float | None = None
@@ -143,7 +144,7 @@ def convert(
     count = network.num_classes
     names = [str(i) for i in range(count)]
     if class_names is not None:
-        names = class_names.read_text().split()
+        names = read_lines(class_names)
         if len(names) != count:
             raise ValueError(
                 f"{class_names} names {len(names)} classes, {file} tells {count} apart"

@@ -61,7 +61,7 @@ def index(
     out: Path,
     weights: Path | None = None,
     points: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     choice: Literal["farthest", "even", "random"] | None = None,
     batch_size: int = 32,
     device: str = "auto",
@@ -78,7 +78,8 @@ def index(
         out: File of the index.
         weights: Run folder of `train`, or a .safetensors file; by default as the index was built.
         points: Points chosen of each file; by default as in training.
-        seed: Seed of their choice, and of the points drawn from meshes.
+        seed: Seed of their choice, and of the points drawn from meshes; by default as the index was
+            built, and 0 in a new one.
         choice: How they are chosen: farthest points, which depend neither on the order of the
             points nor on the pose, even (farthest ones of the points and others between them), or
             at random; by default as the index was built, and in a new one even for a network

@@ -12,6 +12,7 @@ from locotrans.cli.shared import (
     write_result,
 )
 from locotrans.data.corruptions import SEVERITIES
+from locotrans.data.roots import read_lines
 from locotrans.data.transforms import RotationProtocol
 from locotrans.training.perturb import LADDERS, NOISE
 
@@ -68,7 +69,7 @@ def evaluate(
         seed=seed,
         batch_size=batch_size,
         device=place,
-        excluded=() if exclude is None else exclude.read_text().split(),
+        excluded=() if exclude is None else read_lines(exclude),
     )
     write_result(json, result, weights, metadata, place)
     print_evaluation(result)

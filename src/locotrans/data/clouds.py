@@ -47,6 +47,8 @@ class CloudSet:
     """Shapes of the split as a whole, where these are a choice of them; None if they are all."""
     notes: tuple[str, ...] = ()
     """What a user of the set should know, such as counts that are not the official ones."""
+    given_checksum: str | None = None
+    """Of the set as it was given, where its clouds were evened out since."""
 
     def __post_init__(self) -> None:
         where = f"{self.name} ({self.split})"
@@ -97,10 +99,7 @@ class CloudSet:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 (hexadecimal) of the names and of every tensor's bytes.
-
-        The device does not enter, so a copy on a GPU has the checksum of the original.
-        """
+        """SHA-256 (hexadecimal) of the names and of every tensor's bytes."""
         digest = hashlib.sha256()
         digest.update(repr((self.up, self.class_names, self.part_names)).encode())
         for tensor in (self.points, self.labels, self.normals, self.parts):
@@ -118,7 +117,7 @@ class CloudSet:
     def with_points(self, points: Float[Tensor, "s m 3"]) -> "CloudSet":
         """Return the shapes with other points; what belonged to the old ones is left behind."""
         gone: dict[str, Any] = dict.fromkeys(("normals", "parts", "colors", "masks"))
-        return replace(self, points=points, part_names=(), **gone)
+        return replace(self, points=points, part_names=(), given_checksum=None, **gone)
 
     def subset(self, indices: Sequence[int] | Tensor) -> "CloudSet":
         """Return the shapes of the given indices, in the given order (repeats allowed)."""
@@ -140,18 +139,7 @@ class CloudSet:
             masks=None if self.masks is None else self.masks[rows],
             ids=tuple(self.ids[row] for row in rows.tolist()) if self.ids else (),
             split_size=self.split_size or len(self),
-        )
-
-    def to(self, device: torch.device | str) -> "CloudSet":
-        """Return a copy whose tensors lie on ``device``."""
-        return replace(
-            self,
-            points=self.points.to(device),
-            labels=self.labels.to(device),
-            normals=None if self.normals is None else self.normals.to(device),
-            parts=None if self.parts is None else self.parts.to(device),
-            colors=None if self.colors is None else self.colors.to(device),
-            masks=None if self.masks is None else self.masks.to(device),
+            given_checksum=None,
         )
 
 

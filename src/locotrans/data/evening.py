@@ -6,6 +6,8 @@ points, chosen among its own and, where these are few, others between near ones.
 random numbers. ``locotrans train --even`` trains on such clouds.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -82,8 +84,7 @@ def choose_farthest(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor,
 def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> CloudSet:
     """Return the clouds of a set evened out and normalised.
 
-    What belongs to single points is left behind. The checksum stays that of the set as it was,
-    since that is what was given.
+    What belongs to single points is left behind.
 
     Args:
         data: the set.
@@ -92,5 +93,4 @@ def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> Cl
     """
     clouds = [even_points(some.to(device), count).cpu() for some in data.points.split(CHUNK)]
     result = data.with_points(normalize(torch.cat(clouds)))
-    result.__dict__["checksum"] = data.checksum
-    return result
+    return replace(result, given_checksum=data.given_checksum or data.checksum)

@@ -110,7 +110,10 @@ def choose_rooms(folder: Path, split: str, variant: str) -> tuple[list[Path], li
         test = int(variant.removeprefix("area"))
         rooms = [path for path in files if (areas[path] == test) == (split == "test")]
     elif listing.exists():
-        named = json.loads(listing.read_text())[split]
+        splits = json.loads(listing.read_text())
+        if split not in splits:
+            raise ValueError(f"{listing} has no split {split!r}; it has {', '.join(splits)}")
+        named = splits[split]
         rooms = [folder / f"{name}.npy" for name in named]
         absent = [path for path in rooms if not path.exists()]
         if absent:

@@ -75,7 +75,7 @@ def compare(
         clouds: taken all together, and the first alone.
     """
     file, k = load_exported(path), least_points(network)
-    network = network.eval()
+    network = copy.deepcopy(network).float().cpu().eval()
     sizes = ((1, k), (3, k + 1), (2, 4 * k + 1), (5, 100 + k))
     cases = [("random", example(network, b, n)) for b, n in sizes]
     parts = (clouds, clouds[:1]) if len(clouds) > 1 else (clouds,)
@@ -112,7 +112,7 @@ def latency(
     The two take turns; a row has the medians and the median of the ratios, network over file.
     """
     file = load_exported(path)
-    network = network.eval()
+    network = copy.deepcopy(network).float().cpu().eval()
     rows = []
     for batch, points in sizes:
         inputs = example(network, batch, points)

@@ -1,5 +1,6 @@
 """Write a network to a file, and take a file as a function."""
 
+import copy
 import json
 import logging
 import warnings
@@ -58,7 +59,7 @@ def export_network(
         raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
     if path.suffix == ".onnx":
         _require_onnx(path)
-    network = network.float().cpu().eval()
+    network = copy.deepcopy(network).float().cpu().eval()  # the caller keeps theirs
     inputs = example(network, 2, least_points(network) + 3)
     with plain_code():
         answer = network(*inputs)

@@ -110,7 +110,7 @@ def evaluate(
         "points": data.points.shape[1],
         "data": data.name,
         "split": data.split,
-        "data_checksum": data.checksum,
+        "data_checksum": data.given_checksum or data.checksum,
         "seed": seed,
         "model": type(model).__name__,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -121,19 +121,44 @@ def evaluate(
 def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
     """Return the indices of the shapes that are not excluded.
 
+    Args:
+        data: the shapes.
+        excluded: ids, whole or without their folders, with the suffix of a file or without; those
+            that are not there, as of another split, are passed over.
+
     Raises:
-        ValueError: if none of the shapes to exclude is there, or nothing would be left.
+        ValueError: if none of the shapes to exclude is there, a name stands for several, or nothing
+            would be left.
     """
-    names = [PurePath(name).stem for name in data.ids]
-    unwanted = {PurePath(name).stem for name in excluded}
     where = f"{data.name} ({data.split})"
-    if unwanted.isdisjoint(names):
-        known = f"its ids are such as {names[0]!r}" if names else "its files name no shapes"
-        raise ValueError(f"{where} has no shape {min(unwanted)!r} to exclude; {known}")
-    kept = [row for row, name in enumerate(names) if name not in unwanted]
+    short: dict[str, set[str]] = {}  # whole ids, by the names that may stand for them
+    for name in data.ids:
+        for spelling in (_bare(name), _bare(PurePath(name).name)):
+            short.setdefault(spelling, set()).add(name)
+    unwanted: set[str] = set()
+    for name in excluded:
+        meant = {name} if name in data.ids else short.get(_bare(name), set())
+        if len(meant) > 1:
+            raise ValueError(
+                f"{name!r} stands for {len(meant)} shapes of {where}: write the whole id, such as "
+                f"{min(meant)!r}"
+            )
+        unwanted |= meant
+    if not unwanted:
+        known = f"its ids are such as {data.ids[0]!r}" if data.ids else "its files name no shapes"
+        raise ValueError(f"{where} has no shape {min(excluded)!r} to exclude; {known}")
+    kept = [row for row, name in enumerate(data.ids) if name not in unwanted]
     if not kept:
-        raise ValueError(f"all {len(names)} shapes of {where} are excluded")
+        raise ValueError(f"all {len(data)} shapes of {where} are excluded")
     return torch.tensor(kept)
+
+
+def _bare(name: str) -> str:
+    """Return a name without the suffix of a file of points, if it has one."""
+    from locotrans.data.readers import FORMATS
+
+    suffix = PurePath(name).suffix
+    return name.removesuffix(suffix) if suffix.lower() in FORMATS else name
 
 
 Answers = dict[str, tuple[Tensor, Tensor]]

@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
-from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder
+from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder, locked
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -74,6 +75,17 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     if config.even:
         console.print("evening the clouds out", markup=False)
     run = Run(config)
+    with ExitStack() as stack:
+        if process() == 0:
+            stack.enter_context(locked(config.out))
+        carry_out(run, console, deadline)
+    wait_for_processes()
+    return read_json(record)
+
+
+def carry_out(run: Run, console: Console, deadline: float) -> None:
+    """Train in the run's folder, from its checkpoint or from the start, and write the result."""
+    config = run.config
     run.open_folder()
     start = f"from step {run.step}" if run.step else "from the start"
     axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
@@ -88,8 +100,6 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
         run_epochs(run, bar, deadline)
     if process() == 0:
         finish(run)
-    wait_for_processes()
-    return read_json(record)
 
 
 def run_epochs(run: Run, bar: Progress, deadline: float) -> None:

@@ -129,10 +129,14 @@ def preset_config(name: str, model: str | None = None) -> TrainConfig:
     return TrainConfig(preset=name, model=model, **settings)
 
 
-def read_config(path: Path) -> TrainConfig:
+def read_config(path: Path, model: str | None = None) -> TrainConfig:
     """Read a config file, JSON or TOML.
 
     Keys that it leaves out are those of the preset that it names, or the defaults.
+
+    Args:
+        path: the file.
+        model: the model to train, if not that of the file: presets differ by it.
     """
     try:
         parse = tomllib.loads if path.suffix == ".toml" else json.loads
@@ -146,6 +150,8 @@ def read_config(path: Path) -> TrainConfig:
         raise ValueError(f"{path} must hold one object of keys and values")
     try:
         settings = typed_fields(TrainConfig, values)
+        if model is not None:
+            settings["model"] = model
         return replace(base_config(settings.get("preset"), settings.get("model")), **settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

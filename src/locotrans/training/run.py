@@ -1,5 +1,8 @@
 """A run: its folder, model, optimiser and data, and where it stands."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +78,34 @@ def check_folder(config: TrainConfig) -> None:
             )
     elif folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
         raise ValueError(f"{folder} is not empty and holds no run; choose another --out")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep others from training in it meanwhile, where the system has locks.
+
+    Raises:
+        ValueError: one does already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is training in {folder}; wait for it, or choose another --out"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Run:
@@ -163,7 +194,7 @@ class Run:
         return self.folder / CHECKPOINT
 
     def open_folder(self) -> None:
-        """Make the folder, or go to its checkpoint and cut the metrics back to that.
+        """Write what the folder starts with, or go to its checkpoint and cut the metrics to that.
 
         Of several processes, the first writes and the others only go to the checkpoint.
         """
@@ -171,7 +202,6 @@ class Run:
             self._load_checkpoint()
         if process() > 0:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         if not (self.checkpoint_path.exists() and (self.folder / "config.json").exists()):
             write_json(self.folder / "config.json", to_json(self.config))
         write_json(self.folder / "environment.json", environment(self.device))

@@ -77,10 +77,12 @@ class Inference:
         """
         on_cpu = torch.device(self.device).type == "cpu"
         parts = torch.get_num_threads() if on_cpu else 1
-        with single_threads(), ThreadPoolExecutor(parts) as pool:
+        with ThreadPoolExecutor(parts) as pool:
             for samples, clouds in self._batches(files):
                 chunks = [part for part in clouds.tensor_split(parts) if len(part) > 0]
-                yield samples, list(pool.map(function, chunks))
+                with single_threads():
+                    answers = list(pool.map(function, chunks))
+                yield samples, answers
 
     def _batches(
         self, files: Sequence[Path]

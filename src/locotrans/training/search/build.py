@@ -34,7 +34,7 @@ def build_index(
     weights: Path | None = None,
     *,
     points: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     choice: Choice | None = None,
     batch_size: int = 32,
     device: str = "auto",
@@ -50,7 +50,8 @@ def build_index(
         out: File of the index.
         weights: Run folder or weights file of a classifier; by default as the index was built.
         points: Points chosen of each file; by default as in training.
-        seed: Seed of their choice, and of the points drawn from meshes.
+        seed: Seed of their choice, and of the points drawn from meshes; by default as the index was
+            built, and 0 in a new one.
         choice: How they are chosen: farthest points, which depend neither on the order of the
             points nor on the pose, even (farthest ones of the points and others between them), or
             at random; by default as the index was built, and in a new one even for a network
@@ -79,6 +80,8 @@ def build_index(
         points = old.facts.points
     if choice is None and old is not None:
         choice = old.facts.choice
+    if seed is None:
+        seed = 0 if old is None else old.facts.seed
     inference, metadata = load_inference(weights, points, seed, batch_size, device, workers, choice)
     if choice is None and inference.choice == "random":  # which depends on the order of the points
         inference.choice = "farthest"
@@ -105,17 +108,20 @@ def build_index(
 def stamps_of(folder: Path, files: Iterable[Path]) -> dict[str, tuple[int, int]]:
     """Return the size and the time of each file, by its name below the folder.
 
+    Those of files that it is read with count as its own: sizes are added, the last time is taken.
     A file that is gone by now is left out; one that cannot be read shows when it is read.
     """
-    from locotrans.data.readers import file_of
+    from locotrans.data.readers import buffers_of, file_of
 
     stamps = {}
     for file in files:
         try:
-            status = file_of(file).stat()
+            whole = file_of(file)
+            states = [path.stat() for path in (whole, *buffers_of(whole))]
         except OSError:
             continue
-        stamps[file.relative_to(folder).as_posix()] = (status.st_size, status.st_mtime_ns)
+        size, last = sum(x.st_size for x in states), max(x.st_mtime_ns for x in states)
+        stamps[file.relative_to(folder).as_posix()] = (size, last)
     return stamps
 
 

@@ -43,9 +43,16 @@ class Scene:
 
 
 class Viewer:
-    """Networks, and the clouds that they are asked about, one at a time."""
+    """Networks, and the clouds that they are asked about, one at a time.
+
+    Raises:
+        ValueError: the networks were trained on other numbers or choices of points, so that one
+            cloud cannot be shown to all, or on other categories.
+    """
 
     def __init__(self, networks: Sequence[ViewedNetwork], seed: int = 0) -> None:
+        for network in networks[1:]:
+            _check_alike(networks[0], network)
         self.networks = networks
         self.seed = seed
         self.scenes: OrderedDict[int, Scene] = OrderedDict()
@@ -59,8 +66,7 @@ class Viewer:
 
     def category(self, name: str) -> int:
         """Return the number of a category; where it is not known, 0."""
-        known = [category.lower() for category in self.categories]
-        return known.index(name.lower()) if name.lower() in known else 0
+        return _number(self.categories, name)
 
     def open(self, path: Path, name: str, category: str = "") -> int:
         """Read a file, and return the number of its scene.
@@ -118,10 +124,11 @@ class Viewer:
         self, scene: Scene, index: int, rotation: Float[Tensor, "3 3"], category: int
     ) -> dict[str, Any]:
         network, key = self.networks[index], (index, category)
+        told = _number(network.categories, self.categories[category]) if network.categories else 0
         if key not in scene.references:
-            scene.references[key] = Reference.of(network.ask(scene.points, category))
+            scene.references[key] = Reference.of(network.ask(scene.points, told))
         reference = scene.references[key]
-        answer = network.ask(rotate(scene.points[None], rotation[None])[0], category)
+        answer = network.ask(rotate(scene.points[None], rotation[None])[0], told)
         if not bool(answer.logits.isfinite().all()):
             raise ValueError(f"the answer of {network.title} is not a number")
         return describe(network, reference, answer, rotation, scene.shown)
@@ -130,6 +137,24 @@ class Viewer:
         if number not in self.scenes:
             raise ValueError("this cloud is no longer remembered: load the page or the file again")
         return self.scenes[number]
+
+
+def _number(categories: Sequence[str], name: str) -> int:
+    """Return the number of a category; where it is not known, 0."""
+    known = [category.lower() for category in categories]
+    return known.index(name.lower()) if name.lower() in known else 0
+
+
+def _check_alike(one: ViewedNetwork, other: ViewedNetwork) -> None:
+    """Raise a ValueError unless one cloud, and one category, can be shown to both networks."""
+    if (other.points, other.choice) != (one.points, one.choice):
+        raise ValueError(
+            f"{one.title} takes {one.points} points ({one.choice}), {other.title} {other.points} "
+            f"({other.choice}): a page shows one cloud; look at each by itself"
+        )
+    lists = [{name.lower() for name in x.categories} for x in (one, other) if x.categories]
+    if len(lists) > 1 and lists[0] != lists[1]:
+        raise ValueError(f"{one.title} and {other.title} were trained on other categories")
 
 
 def parse_rotation(values: Any) -> Float[Tensor, "3 3"]:
