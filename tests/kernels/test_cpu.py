@@ -1,5 +1,6 @@
 """The compiled loops of the CPU against the plain code that specifies them."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -119,6 +120,22 @@ def test_more_ties_than_spare_candidates():
     points = torch.zeros(1, 200, 3)
     assert torch.equal(cpu.knn(points, 5), torch.arange(5).expand(1, 200, 5))
     assert torch.equal(cpu.knn_features(points, 5), torch.arange(5).expand(1, 200, 5))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+def test_neighbors_exist_whatever_the_features_are(bad, generator):
+    """Weights of a run that diverged must give a bad answer, not a crash."""
+    for n, k in ((5, 4), (40, 20), (300, 64)):
+        for count in (1, n // 2, n):
+            x = torch.randn(2, n, 7, generator=generator)
+            x[:, :count] = bad
+            neighbors = cpu.knn_features(x, k)
+            assert 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
+    model = create_model("locotrans_dgcnn_light", 5, k=4).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(bad)
+    with torch.inference_mode():
+        assert model(torch.randn(2, 40, 3, generator=generator)).logits.shape == (2, 5)
 
 
 def test_several_threads(monkeypatch):

@@ -55,10 +55,12 @@ def select(distances, absolute, relative, k, out):
         place = 0
         for i in range(count):
             tied = low <= values[i] <= high
-            if values[i] < low or (tied and ties > 0):
+            if place < k and (values[i] < low or (tied and ties > 0)):
                 chosen[place] = places[i]
                 place += 1
             ties -= tied
+        for i in range(place, k):  # where there are not k numbers, any that exist
+            chosen[i] = i
 
 
 @loop
