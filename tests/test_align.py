@@ -22,6 +22,7 @@ from locotrans.data import load_dataset
 from locotrans.geometry import random_rotations
 from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
+from locotrans.training.config import to_json
 
 OPTIONS = {
     "k": 8,
@@ -157,3 +158,32 @@ def test_what_cannot_be_written_is_told_before_the_work(flag, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         main(["align", "a.ply", "b.ply", "--weights", "none", *flag])  # none of them is read
     assert flag[1] in capsys.readouterr().err
+
+
+def test_clouds_that_do_not_lie_on_each_other_are_told(tmp_path, network, chair, capsys):
+    weights = tmp_path / "w.safetensors"
+    facts = {"model": "locotrans_dgcnn_light", "config": to_json(network.config), "num_classes": 4}
+    write_tensors(weights, network.state_dict(), facts)
+    np.save(tmp_path / "a.npy", chair)
+    np.save(tmp_path / "turned.npy", chair @ rotation(3).T)
+    np.save(tmp_path / "mirrored.npy", chair * [-1, 1, 1] + [[0, 0, 0.3]] * (chair[:, :1] > 0))
+    command = ["align", str(tmp_path / "a.npy"), "--weights", str(weights), "--points", "100000"]
+    main([*command, str(tmp_path / "turned.npy")])
+    assert "do not lie on each other" not in capsys.readouterr().err
+    main([*command, str(tmp_path / "mirrored.npy"), "--no-refine"])
+    assert "warning: the clouds do not lie on each other" in capsys.readouterr().err
+
+
+def test_a_network_sees_no_more_points_than_there_are(network, chair, monkeypatch):
+    seen = []
+
+    def vectors(network, clouds):
+        seen.append(clouds.shape[1])
+        return shape_vectors(network, clouds)
+
+    monkeypatch.setattr("locotrans.align.shape_vectors", vectors)
+    align(network, chair, chair[:50].copy(), points=100_000, refine=False)
+    align(network, chair, chair[:50].copy(), points=64, refine=False)
+    assert seen == [1024, 64]
+    with pytest.raises(ValueError, match="second cloud must have at least three points"):
+        align(network, chair, chair[:2])

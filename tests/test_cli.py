@@ -1,6 +1,8 @@
+import dataclasses
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,8 @@ from torch import nn
 from locotrans import __version__
 from locotrans.cli import main
 from locotrans.cli.describe import level, shape_flow
-from locotrans.cli.shared import trained_shapes
+from locotrans.cli.shared import trained_shapes, with_classes_of, with_parts_of
+from locotrans.data import CloudSet
 from locotrans.models import create_model, pretrained
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
@@ -343,3 +346,69 @@ def test_nothing_to_cut_or_to_join_is_said(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}: nothing is larger than 16 MiB\n"
     main(["checkpoint", "join", str(tmp_path)])
     assert capsys.readouterr().out == f"{tmp_path}: there are no parts to join\n"
+
+
+@pytest.fixture
+def fruit(tmp_path):
+    """A folder of three classes."""
+    rng = np.random.default_rng(0)
+    for kind in ("apple", "pear", "plum"):
+        (tmp_path / "fruit" / kind).mkdir(parents=True)
+        for i in range(5):
+            np.save(tmp_path / "fruit" / kind / f"{i}.npy", rng.normal(size=(40, 3)))
+    return tmp_path / "fruit"
+
+
+def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(fruit, tmp_path, capsys):
+    run, result = tmp_path / "run", tmp_path / "result.json"
+    shared = ["--data", "folder", "--root", str(fruit), "--model", "dgcnn", "--options", *OPTIONS]
+    main(
+        [
+            "train",
+            *shared,
+            "--points",
+            "32",
+            "--batch-size",
+            "4",
+            "--epochs",
+            "1",
+            "--out",
+            str(run),
+        ]
+    )
+    main(["eval", str(run), "--json", str(result)])  # whose root the run knows
+    whole = json.loads(result.read_text())
+    assert whole["samples"] == 3
+    shutil.rmtree(fruit / "apple")
+    main(["eval", str(run), "--json", str(result)])  # a part of the classes
+    some = json.loads(result.read_text())
+    assert some["samples"] == 2
+    (fruit / "pear").rename(fruit / "melon")
+    message = error_of(["eval", str(run)], capsys)
+    assert "classes of the data alone: melon" in message
+    assert "evaluate it on data such as it was trained on" in message
+    fruit.rename(tmp_path / "moved")
+    assert "name the folder" in error_of(["eval", str(run)], capsys)
+
+
+def test_classes_are_numbered_as_in_the_weights():
+    data = CloudSet("d", "test", "z", torch.randn(3, 4, 3), torch.tensor([0, 1, 1]), ("b", "c"))
+    known = with_classes_of({"class_names": ["a", "c", "b"]}, data)
+    assert known.labels.tolist() == [2, 1, 1]
+    assert known.class_names == ("a", "c", "b")
+    assert with_classes_of({"class_names": ["a", "b"]}, data) is data
+
+
+def test_parts_known_by_number_are_named_as_in_the_weights():
+    parts = torch.tensor([[0, 1, 1]])
+    points, label = torch.randn(1, 3, 3), torch.tensor([0])
+    data = CloudSet("d", "test", "z", points, label, ("a",), parts=parts, part_names=("a/0", "1"))
+    assert with_parts_of({"part_names": ["0", "b/1", "2"]}, data).part_names == ("0", "b/1", "2")
+    assert with_parts_of({"part_names": ["leg"]}, data) is data
+    named = dataclasses.replace(data, part_names=("leg", "seat"))
+    assert with_parts_of({"part_names": ["0", "1"]}, named) is named
+
+
+def test_a_distance_belongs_to_duplicates(capsys):
+    message = error_of(["search", "a.index", "b.ply", "--within", "0.1"], capsys)
+    assert "--within belongs to --duplicates" in message

@@ -29,7 +29,7 @@ POINTS = 4096  # that the refinement looks at, at most
 SCALE = 1.2  # of one cloud to the other, from which on they are hardly of one object in one unit
 KEPT = 0.9  # share of the pairs that count, the nearest ones
 
-Points = Float[np.ndarray, "n 3"]
+Points = Float[np.ndarray, "_ 3"]
 
 
 class Alignment(NamedTuple):
@@ -41,6 +41,8 @@ class Alignment(NamedTuple):
     """Root mean square of the distances to the nearest point of the other cloud, both ways."""
     first_rotation: Float[np.ndarray, "3 3"]
     """The network's answer, before it was refined."""
+    spacing: float
+    """Root mean square of the distances to the nearest point of the same cloud, the larger one."""
     scale: float
     """Size of the second cloud over that of the first: root mean square distances to the center."""
 
@@ -84,8 +86,11 @@ def align(
         raise ValueError("alignment needs a network that classifies, and this one labels points")
     for name, cloud in (("first", a), ("second", b)):
         if cloud.ndim != 2 or cloud.shape[1] != 3 or len(cloud) < 3:
-            raise ValueError(f"the {name} cloud must have the shape (n, 3), got {cloud.shape}")
+            raise ValueError(
+                f"the {name} cloud must have at least three points, (n, 3), got {cloud.shape}"
+            )
     a, b = a.astype(np.float64), b.astype(np.float64)
+    points = min(points, max(1024, len(a), len(b)))  # filling up adds nothing to see
     seen = [choose_points(x, points, seed, choice) for x in (a, b)]
     centers = [x.mean(0) for x in seen]
     seen = [x - center for x, center in zip(seen, centers, strict=True)]
@@ -98,8 +103,10 @@ def align(
     first = kabsch(va.T, vb.T)
     a, b = (choose_points(x, POINTS, seed) if len(x) > POINTS else x for x in (a, b))
 
+    spacing = max(_spacing(x) for x in (a, b))
+
     def measured(R: Float[np.ndarray, "3 3"], t: Float[np.ndarray, "3"]) -> Alignment:
-        return Alignment(R, t, _residual(a, b, R, t), first, sizes[1] / sizes[0])
+        return Alignment(R, t, _residual(a, b, R, t), first, spacing, sizes[1] / sizes[0])
 
     answer = measured(first, centers[1] - first @ centers[0])
     if not refine:
@@ -211,6 +218,12 @@ def write_cloud(path: Path, points: Points) -> None:
     lines += [f"property double {axis}" for axis in "xyz"]
     header = "\n".join([*lines, "end_header", ""]).encode()
     write_atomically(path, header + points.astype("<f8").tobytes())
+
+
+def _spacing(points: Points) -> float:
+    from scipy.spatial import cKDTree
+
+    return float(np.sqrt(np.square(cKDTree(points).query(points, 2)[0][:, 1]).mean()))
 
 
 def _residual(

@@ -136,10 +136,10 @@ def test_what_belongs_to_no_class_is_told(own):
 def test_every_bad_file_is_named_and_the_good_are_counted(own):
     for i in range(5):
         (own / "hat" / f"{i}.npy").write_bytes(b"")
-    (own / "tie" / "README.txt").write_text("on ties\n")
+    (own / "tie" / "README.txt").write_text("on ties\n")  # which is passed over
     report = check(own)
     assert sum(part.shapes for part in report.sets[0].splits) == 7
-    assert len(report.problems) == 6
+    assert len(report.problems) == 5
     assert all(any(f"hat/{i}.npy" in problem for problem in report.problems) for i in range(5))
 
 

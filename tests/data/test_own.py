@@ -1,5 +1,7 @@
 """One's own files: folders per class and tables."""
 
+import shutil
+
 import h5py
 import numpy as np
 import pytest
@@ -237,7 +239,58 @@ def test_parts_of_some_files_are_said_to_be_left_out(folder, caplog):
     for name in "01":  # one of them is for training
         (folder / "apple" / f"{name}.seg").write_text("0\n1\n" * 50)
     assert load_dataset("folder:share=0.99", "train", root=folder, points=8).parts is None
-    assert "parts of 1 of 27 files are left out" in caplog.text
+    assert "labels of points in 1 of 27 files are left out: others have none" in caplog.text
+    assert "such as" in caplog.text
+    assert "apple/2.xyz" in caplog.text or "apple/1.npy" in caplog.text
+
+
+def test_parts_that_one_class_alone_has_are_its_own(folder):
+    numbers = {"apple": (0, 1), "pear": (0, 2), "plum": (3, 3)}
+    for kind, (first, second) in numbers.items():
+        for path in list((folder / kind).iterdir()):
+            path.with_suffix(".seg").write_text(f"{first}\n{second}\n" * 50)
+    train, test = (load_dataset("folder", s, root=folder, points=8) for s in ("train", "test"))
+    assert train.part_names == test.part_names == ("0", "apple/1", "pear/2", "plum/3")
+    assert train.allowed_parts.tolist() == [
+        [True, True, False, False],
+        [True, False, True, False],
+        [True, False, False, True],
+    ]
+    (folder / "part_names.txt").write_text("skin\napple/core\npear/core\nplum/stone\n")
+    names = load_dataset("folder", "test", root=folder, points=8).part_names
+    assert names == ("skin", "apple/core", "pear/core", "plum/stone")
+
+
+def test_parts_of_test_shapes_are_named_as_in_training(folder):
+    for kind in ("apple", "pear", "plum"):
+        for split, part in (("train", 1), ("test", 0)):  # which no training shape has
+            place = folder / "set" / kind / split
+            place.mkdir(parents=True)
+            np.save(place / "a.npy", np.random.default_rng(0).normal(size=(20, 3)))
+            (place / "a.seg").write_text(f"{part if kind == 'apple' else 2}\n" * 20)
+    root = folder / "set"
+    names = [load_dataset("folder", s, root=root, points=8).part_names for s in ("train", "test")]
+    assert names == [("0", "apple/1", "2")] * 2
+
+
+def test_classes_without_shapes_and_a_class_alone_are_told(folder, caplog):
+    for kind, split in (("apple", "train"), ("apple", "test"), ("pear", "test")):
+        place = folder / "set" / kind / split
+        place.mkdir(parents=True)
+        np.save(place / "a.npy", np.random.default_rng(0).normal(size=(20, 3)))
+    load_dataset("folder", "train", root=folder / "set", points=8)
+    assert "1 class has no shape here: pear" in caplog.text
+    shutil.rmtree(folder / "set" / "pear")
+    load_dataset("folder", "train", root=folder / "set", points=8)
+    assert "there is one class only, apple" in caplog.text
+
+
+def test_prose_in_a_folder_is_passed_over(folder, caplog):
+    before = load_dataset("folder", "train", root=folder, points=8)
+    (folder / "pear" / "readme.txt").write_text("Pears of 2024, scanned at home.\n")
+    after = load_dataset("folder", "train", root=folder, points=8)
+    assert after.ids == before.ids
+    assert caplog.text.count("readme.txt is passed over") == 1
 
 
 @pytest.mark.parametrize("extra", ["__MACOSX/x.ply", ".git/x.ply"])
@@ -291,13 +344,13 @@ def test_equal_points_are_reported_by_name(folder):
 
 
 def test_files_that_cannot_be_read_can_be_skipped(folder):
-    (folder / "plum" / "README.txt").write_text("about these plums\n")
+    (folder / "plum" / "list.txt").write_text("1 2\n")
     np.save(folder / "pear" / "1.npy", np.zeros((30, 3)))
     for _ in range(2):  # from the files, and from the cache
         clouds = load_dataset("folder:skip=true,share=0.99", "train", root=folder, points=100)
         assert len(clouds) == 30 - 3 + 1 - 2 == len(clouds.ids)
         assert clouds.notes == (
-            "2 files cannot be read and are left out: pear/1.npy, plum/README.txt",
+            "2 files cannot be read and are left out: pear/1.npy, plum/list.txt",
         )
         assert [clouds.class_names[i] for i in clouds.labels] == [
             name.partition("/")[0] for name in clouds.ids

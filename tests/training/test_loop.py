@@ -3,12 +3,13 @@ import io
 import json
 import math
 import shutil
+import signal
 
 import pytest
 import torch
 from rich.console import Console
 
-from locotrans.training import TrainConfig, evaluate, load_weights, train
+from locotrans.training import TrainConfig, evaluate, load_weights, loop, train
 from locotrans.training import step as step_module
 from locotrans.training.augment import augment
 from locotrans.training.loop import epoch_order, learning_rate
@@ -188,6 +189,48 @@ def test_a_folder_that_another_process_trains_in_is_refused(tiny):
             train(tiny, QUIET)
         assert not any(tiny.out.iterdir())
     assert train(tiny, QUIET)["selection"] == "last epoch"
+
+
+def test_an_interrupt_waits_for_the_step_and_leaves_a_checkpoint(tiny, uncut, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    step = loop.train_step
+
+    def interrupted(run, batch):
+        if run.step == 3:
+            signal.raise_signal(signal.SIGINT)
+        step(run, batch)
+
+    monkeypatch.setattr(loop, "train_step", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(dataclasses.replace(tiny, checkpoint_seconds=1e9), QUIET)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert load_weights(tiny.out / "checkpoint.safetensors")[1]["step"] == 4
+    monkeypatch.undo()
+    train(tiny, QUIET)
+    ours, theirs = (
+        load_weights(x / "weights.safetensors")[0].state_dict() for x in (tiny.out, uncut)
+    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_second_interrupt_breaks_off():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with loop.finishing_steps() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert asked.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_time_that_is_over_before_it_begins_is_refused(tiny):
+    with pytest.raises(ValueError, match="stop_after must be more than 0 seconds, got -4"):
+        train(tiny, QUIET, stop_after=-4.0)
 
 
 def test_weights_that_the_last_step_spoils_are_not_kept(tiny, monkeypatch):

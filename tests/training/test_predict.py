@@ -13,6 +13,7 @@ from torch import nn
 from data.readers import writers
 from dying_reader import die_on_plates
 from locotrans.data import load_dataset
+from locotrans.data.listing import is_prose
 from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import farthest_points
 from locotrans.models import ClassifierOutput, create_model
@@ -28,7 +29,6 @@ from locotrans.training.predict import (
     read_samples,
 )
 from locotrans.training.predict.arrays import array_file
-from locotrans.training.predict.files import is_prose
 from locotrans.training.predict.samples import choose_points
 from locotrans.training.predict.stream import FEW, count_workers
 from locotrans.training.record import replacing

@@ -428,3 +428,19 @@ def test_other_rooms_are_not_area_5(tmp_path):
         text = report([file])
         assert ("Tab. 8" in text) == there
         assert "| floor | 90.00 |" in text
+
+
+def test_data_of_ones_own_are_told_apart_by_what_they_hold(shelf):
+    _, evaluated, files = shelf
+    for checksum, accuracy, seed in (
+        ("abcdef12", 0.8, 0),
+        ("123456ff", 0.6, 0),
+        ("abcdef12", 0.7, 1),
+    ):
+        measured = {**evaluation(accuracy, data="folder"), "data_checksum": checksum}
+        evaluated(LIGHT, measured, data="folder", seed=seed)
+    found = {(result.key.data, result.seed) for result in read_results(files)}
+    assert found == {("folder abcdef", 0), ("folder 123456", 0), ("folder abcdef", 1)}
+    text = report(files)
+    assert "| 75.00" in text
+    assert "| 60.00" in text

@@ -9,6 +9,7 @@ import tyro
 from locotrans.cli.shared import shipped_file, weights_or_shipped
 
 SEGMENTER = "locotrans_dgcnn_partseg_light"
+FAR = 0.05  # of the extent: a residual of clouds that do not lie on each other, if not sparse
 
 
 def predict(
@@ -218,6 +219,12 @@ def align(
         f"{angle_of(found.first_rotation):.3f}); residual {found.residual:.4g}, "
         f"{found.residual / radius:.2%} of the cloud's extent"
     )
+    if found.residual > max(FAR * radius, 2 * found.spacing):
+        print(
+            f"warning: the clouds do not lie on each other to {FAR:.0%} of the extent: they may be "
+            "of different objects, or one a mirror image, or the motion wrong",
+            file=sys.stderr,
+        )
     if out is not None:
         write_cloud(out, found.apply(first))
     if json is not None:

@@ -135,6 +135,8 @@ def search(
 
     if duplicates == (file is not None):
         raise ValueError("name a file to search for, or else give --duplicates")
+    if within is not None and not duplicates:
+        raise ValueError("--within belongs to --duplicates; -k says how many shapes a file gets")
     if file is None:
         search_duplicates(index, within=within, html=html, json=json)
         return

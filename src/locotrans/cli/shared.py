@@ -1,6 +1,7 @@
 """What several commands need: weights and test data, files of results, tables."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +43,51 @@ def load_test(
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     shapes = trained_shapes(metadata, data, split) if shapes is None else shapes
+    if root is None and data is None:
+        root = trained_root(weights)
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
+    if model_task(metadata["model"]) == "classification":
+        clouds = with_classes_of(metadata, clouds)
+        same = True
+    else:
+        clouds = with_parts_of(metadata, clouds)
+        same = list(clouds.part_names) == metadata.get("part_names")
     numbers = [str(i) for i in range(len(clouds.class_names))]  # where no names are known
-    same = metadata["class_names"] in (list(clouds.class_names), numbers)
-    if model_task(metadata["model"]) != "classification":
-        same = same and list(clouds.part_names) == metadata.get("part_names")
-    if not same:
+    if not same or metadata["class_names"] not in (list(clouds.class_names), numbers):
         raise ValueError(
             f"{weights} tells other classes apart than data set {name!r} has "
-            f"({other_names(metadata, clouds)}); evaluate it on {metadata['data']!r}"
+            f"({other_names(metadata, clouds)}); evaluate it on data such as it was trained on"
         )
     return model, metadata, clouds
+
+
+def trained_root(weights: Path) -> Path | None:
+    """Return the folder of the data that a run was trained on, if it still is there."""
+    from locotrans.training.presets import read_config
+
+    config = weights / "config.json"
+    root = read_config(config).root if config.is_file() else None
+    return root if root is not None and root.exists() else None
+
+
+def with_classes_of(metadata: dict[str, Any], clouds: "CloudSet") -> "CloudSet":
+    """Number the classes as the weights do, if these know all of them."""
+    import torch
+
+    known, names = metadata["class_names"], clouds.class_names
+    if list(names) == known or not set(names) <= set(known):
+        return clouds
+    numbers = torch.tensor([known.index(name) for name in names])
+    return replace(clouds, labels=numbers[clouds.labels], class_names=tuple(known))
+
+
+def with_parts_of(metadata: dict[str, Any], clouds: "CloudSet") -> "CloudSet":
+    """Name parts as the weights do, if the data know their numbers alone."""
+    known = tuple(metadata.get("part_names") or ())
+    numbered = [name.rpartition("/")[2] for name in clouds.part_names]
+    if numbered != [str(i) for i in range(len(numbered))] or len(known) < len(numbered):
+        return clouds
+    return replace(clouds, part_names=known)
 
 
 def trained_shapes(metadata: dict[str, Any], data: str | None, split: str) -> int | None:

@@ -7,14 +7,18 @@ depends on its name and the seed alone, so that files added later move few of th
 import csv
 import hashlib
 import io
+import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from locotrans.counting import counted
 
+log = logging.getLogger("locotrans.data")
 SPLITS = ("train", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -246,6 +250,7 @@ def _clouds_in(folder: Path) -> list[Path]:
 def walk(folder: Path) -> Iterator[Path]:
     """Yield the files of known formats below a folder, also along links, but no folder twice.
 
+    A .txt of prose, such as a readme, is passed over with a word.
     A folder that cannot be listed comes out as if it were a file, to be reported as unreadable.
     """
     from locotrans.data.readers import FORMATS
@@ -264,9 +269,49 @@ def walk(folder: Path) -> Iterator[Path]:
             if not _hidden(name) and not _seen(os.path.join(here, name), visited)  # noqa: PTH118
         )
         for name in sorted(files):
-            if name.lower().endswith(FORMATS) and not _hidden(name):
-                yield Path(here, name)
+            path = Path(here, name)
+            if not name.lower().endswith(FORMATS) or _hidden(name):
+                continue
+            if is_prose(path):
+                _say_that_it_is_passed_over(path)
+                continue
+            yield path
     yield from unlisted
+
+
+@cache
+def _say_that_it_is_passed_over(path: Path) -> None:
+    """Once, however often a folder is listed."""
+    log.warning("%s is passed over: its first lines hold no numbers", path)
+
+
+def is_prose(path: Path) -> bool:
+    """Say whether a .txt is words: no line of its first 20 has as many numbers as other words.
+
+    Comments do not count; a file that is empty, binary or unreadable is left for the reader to
+    refuse.
+    """
+    if path.suffix.lower() != ".txt":
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(2**16)
+    except OSError:
+        return False
+    lines = [line.split(b"#")[0].split(b"//")[0] for line in head.splitlines()]
+    words = [re.findall(rb"[^\s,;\"]+", line) for line in lines]
+    words = [line for line in words if line][:20]
+    if not words or b"\0" in head:
+        return False
+    return all(2 * sum(map(_is_number, line)) < len(line) for line in words)
+
+
+def _is_number(word: bytes) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def _identity(folder: str) -> tuple[int, int]:

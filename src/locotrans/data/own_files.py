@@ -39,6 +39,8 @@ class Findings:
     """Points of nan alone."""
     labelled: int = 0
     """Files whose points have parts."""
+    unlabelled: str = ""
+    """The first file whose points have none."""
     foreign: int = 0
     """Files whose points have labels that are no parts."""
 
@@ -55,8 +57,8 @@ class Findings:
             )
         if 0 < self.labelled < self.files:
             said.append(
-                f"parts of {self.labelled:,} of {self.files:,} files are left out, for want of the "
-                "others'"
+                f"labels of points in {self.labelled:,} of {self.files:,} files are left out: "
+                f"others have none, such as {self.unlabelled}"
             )
         return said
 
@@ -75,6 +77,8 @@ def read_entry(entry: Entry, keep: int, seed: int, found: Findings) -> Ragged:
     found.files += 1
     found.holes += cloud.holes
     found.labelled += parts is not None
+    if parts is None:
+        found.unlabelled = found.unlabelled or str(entry.path)
     whole = Ragged.of(cloud.points, cloud.normals, cloud.colors, parts)
     if len(cloud) <= keep:
         return whole

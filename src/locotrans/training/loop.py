@@ -9,9 +9,11 @@ evaluates, writes and prints.
 
 import json
 import math
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +59,8 @@ def train(
         ValueError: if the folder holds another run, or a loss is no longer finite.
         OSError: if a file cannot be written; what was there before is whole.
     """
+    if stop_after is not None and not stop_after > 0:
+        raise ValueError(f"stop_after must be more than 0 seconds, got {stop_after}")
     deadline = math.inf if stop_after is None else time.monotonic() + stop_after
     with joined_processes(config.device):
         if process() > 0:
@@ -96,13 +100,39 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
         soft_wrap=True,
         markup=False,
     )
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        run_epochs(run, bar, deadline)
+    bar = Progress(console=console, disable=not console.is_terminal)
+    with bar, finishing_steps() as interrupted:
+        run_epochs(run, bar, deadline, interrupted)
     if process() == 0:
         finish(run)
 
 
-def run_epochs(run: Run, bar: Progress, deadline: float) -> None:
+@contextmanager
+def finishing_steps() -> Iterator[threading.Event]:
+    """Let the first Ctrl-C ask for an end after the step that is under way, a second one break off.
+
+    Yields:
+        Whether it did. Where Ctrl-C does something else than usual, or several processes train
+        together, that stays as it is.
+    """
+    asked = threading.Event()
+    here = threading.current_thread() is threading.main_thread() and processes() == 1
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield asked
+        return
+
+    def ask(*_: Any) -> None:
+        asked.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run_epochs(run: Run, bar: Progress, deadline: float, interrupted: threading.Event) -> None:
     """Take all steps that are left, with an entry in the metrics after each epoch."""
     config, length = run.config, run.steps_per_epoch
     task = bar.add_task(config.model, total=config.epochs * length, completed=run.step)
@@ -119,9 +149,11 @@ def run_epochs(run: Run, bar: Progress, deadline: float) -> None:
                 bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True, markup=False)
             now = time.monotonic()
             stop = deadline < math.inf and any_process(now >= deadline, run.device)
-            if stop or now - saved >= config.checkpoint_seconds:
+            if stop or interrupted.is_set() or now - saved >= config.checkpoint_seconds:
                 run.save_checkpoint()
                 saved = time.monotonic()
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             if stop and run.step < config.epochs * length:
                 raise Stopped(
                     f"stopped at step {run.step} of {config.epochs * length}, as asked; the "

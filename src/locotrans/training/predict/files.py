@@ -1,15 +1,12 @@
 """Which files a list of paths means."""
 
-import logging
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from locotrans.data.listing import walk
 from locotrans.training.predict.output import COLUMNS
 
-log = logging.getLogger("locotrans.predict")
 TABLE = ",".join(COLUMNS).encode()
 """How a table of `predict` begins."""
 ARRAYS = (b"embeddings.npy", b"paths.npy")
@@ -37,7 +34,7 @@ def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ())
     named = [Path(path) for path in paths]
     found: dict[Path, None] = {}  # in order, without repetition
     for path in named:
-        files = (file for file in walk(path) if _is_meant(file)) if path.is_dir() else [path]
+        files = (file for file in walk(path) if not _is_output(file)) if path.is_dir() else [path]
         found.update((cloud, None) for file in files for cloud in clouds_of(file))
     if not found:
         if not named:
@@ -54,43 +51,6 @@ def find_files(paths: Iterable[Path | str], outputs: Iterable[Path | None] = ())
         if os.path.realpath(file_of(path)) in places:
             raise ValueError(f"the result would replace {path}, which is read; name another file")
     return list(found)
-
-
-def _is_meant(path: Path) -> bool:
-    """Say whether a file of a folder is to be read."""
-    if is_prose(path):
-        log.warning("%s is passed over: its first lines hold no numbers", path)
-        return False
-    return not _is_output(path)
-
-
-def is_prose(path: Path) -> bool:
-    """Say whether a .txt is words: no line of its first 20 has as many numbers as other words.
-
-    Comments do not count; a file that is empty, binary or unreadable is left for the reader to
-    refuse.
-    """
-    if path.suffix.lower() != ".txt":
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.read(2**16)
-    except OSError:
-        return False
-    lines = [line.split(b"#")[0].split(b"//")[0] for line in head.splitlines()]
-    words = [re.findall(rb"[^\s,;\"]+", line) for line in lines]
-    words = [line for line in words if line][:20]
-    if not words or b"\0" in head:
-        return False
-    return all(2 * sum(map(_is_number, line)) < len(line) for line in words)
-
-
-def _is_number(word: bytes) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_output(path: Path) -> bool:

@@ -20,6 +20,9 @@ from locotrans.training.evaluate import main_figure
 from locotrans.training.presets import VARIED, base_config, deviations
 from locotrans.training.record import read_json
 
+OWN = ("folder", "csv")
+"""Data sets whose name does not say which data they are; the first digits of a checksum do."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -148,6 +151,9 @@ def key_of(
     departures = ", ".join(f"{name} {_text(x)}" for name, x in deviations(config).items())
     points, samples = measured.get("points", config.points), measured.get("samples", 0)
     whole = measured.get("split_size", samples)
+    data = measured["data"]
+    if data.partition(":")[0] in OWN and measured["split"] != "validation":
+        data = f"{data} {measured.get('data_checksum', '')[:6]}".rstrip()
     return Key(
         preset=config.preset or "",
         departures=departures,
@@ -155,7 +161,7 @@ def key_of(
         options=tuple(sorted(options.items())),
         train=config.rotation,
         test=measured["rotation"],
-        data=measured["data"],
+        data=data,
         split=measured["split"],
         precision=config.precision,
         samples=samples,

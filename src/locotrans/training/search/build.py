@@ -136,6 +136,11 @@ def rows_to_keep(old: Index | None, facts: Facts, found: Stamps, folder: Path) -
     if old.facts != facts:
         before, now = asdict(old.facts), asdict(facts)
         others = [name for name in now if now[name] != before[name]]
+        if "sha256" in others:
+            raise ValueError(
+                f"{old.path} was built with other weights ({before['model']}, "
+                f"{before['sha256'][:8]}): name those, or another --out"
+            )
         raise ValueError(
             f"{old.path} was built with {', '.join(f'{name} {before[name]}' for name in others)}, "
             f"now it would be {', '.join(str(now[name]) for name in others)}: "

@@ -74,7 +74,7 @@ class Index:
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is damaged or no index ({' '.join(str(error).split())}): "
-                "name another file, or make the index anew by `locotrans index`"
+                "name another file, or remove it and make it anew by `locotrans index`"
             ) from None
         if facts is None:
             raise ValueError(
