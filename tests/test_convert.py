@@ -194,7 +194,7 @@ def test_convert_writes_weights_that_eval_and_predict_take(theirs, network, tmp_
     main(["predict", str(tmp_path / "cloud.npy"), "--weights", str(out), "--points", "32"])
     assert "cloud.npy" in capsys.readouterr().out
     names = tmp_path / "names.txt"
-    names.write_text("a b")
+    names.write_text("night stand\nchair\n")
     for arguments, reason in {
         f"convert {checkpoint} --class-names {names}": "names 2 classes",
         f"convert {names}": "is damaged, or not a state dict",

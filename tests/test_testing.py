@@ -328,3 +328,12 @@ def test_seeds_and_numbers_of_rotations(points):
 def test_misuse(points, call, message):
     with pytest.raises(ValueError, match=message):
         call(points)
+
+
+def test_a_network_in_training_mode_is_told_so(generator):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(30, 2))
+    points = torch.randn(3, 10, 3, generator=generator)
+    with pytest.raises(AssertionError, match="in training mode"):
+        assert_invariant(model, points)
+    with pytest.raises(AssertionError, match=r"float32\)$"):
+        assert_invariant(model.eval(), points)

@@ -229,7 +229,7 @@ def test_a_second_interrupt_breaks_off():
 
 
 def test_a_time_that_is_over_before_it_begins_is_refused(tiny):
-    with pytest.raises(ValueError, match="stop_after must be more than 0 seconds, got -4"):
+    with pytest.raises(ValueError, match="stop_after must be at least 0 seconds, got -4"):
         train(tiny, QUIET, stop_after=-4.0)
 
 

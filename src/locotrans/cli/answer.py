@@ -134,7 +134,7 @@ def segment(
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         weights: Run folder of `train`, or a .safetensors file, of a network that segments; by
-            default those for ShapeNetPart that come with locotrans.
+            default those for ShapeNetPart that come with locotrans, which has none yet.
         out: Folder for the labelled clouds.
         format: ply (label, confidence, colour of the label), npz, or las (with the extra las).
         category: Category of the shapes, for parts; by default the nearest folder so named.

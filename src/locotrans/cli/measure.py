@@ -15,6 +15,7 @@ from locotrans.data.corruptions import SEVERITIES
 from locotrans.data.roots import read_lines
 from locotrans.data.transforms import RotationProtocol
 from locotrans.training.perturb import LADDERS, NOISE
+from locotrans.training.samplings import COUNTS
 
 
 def evaluate(
@@ -42,8 +43,9 @@ def evaluate(
         root: Folder that holds the data set's files.
         rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
         pretrained: Take the weights that come with locotrans for the model of that name.
-        exclude: Text file with the id of a shape in every line, such as airplane_0630; figures
-            without these shapes (say, those whose mesh is in the training set too) are added.
+        exclude: Text file with the id of a shape in every line, such as airplane_0630, or of files
+            of yours chair/a.ply; figures without these shapes (say, those whose mesh is in the
+            training set too) are added.
         json: File to write the result to.
         split: Split of the data set.
         points: Points per shape; by default as in training.
@@ -162,7 +164,7 @@ def samplings(
     root: Path | None = None,
     rotation: RotationProtocol = "so3",
     pretrained: bool = False,
-    counts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192),
+    counts: tuple[int, ...] = COUNTS,
     dense: int = 8192,
     json: Path | None = None,
     split: str = "test",

@@ -47,9 +47,8 @@ def protocol_rotations(
     *shape: int,
     generator: torch.Generator,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
 ) -> Float[Tensor, "*shape 3 3"]:
-    """Draw the rotations of a named protocol.
+    """Draw the rotations of a named protocol, on the generator's device.
 
     Args:
         protocol: "z" turns about the data set's up axis, whichever letter that has; "so3" turns
@@ -58,19 +57,18 @@ def protocol_rotations(
         *shape: Batch shape of the matrices.
         generator: Source of the random numbers.
         dtype: Type of the matrices.
-        device: Where they are wanted; by default on the generator's device.
     """
     if protocol not in ROTATION_PROTOCOLS:
         known = ", ".join(ROTATION_PROTOCOLS)
         raise ValueError(f"rotation protocol must be one of {known}, got {protocol!r}")
     source = generator.device
     if protocol == "z":
-        R = random_axis_rotations(*shape, axis=up, generator=generator, dtype=dtype, device=source)
-    elif protocol == "so3":
-        R = random_rotations(*shape, generator=generator, dtype=dtype, device=source)
-    else:
-        R = torch.eye(3, dtype=dtype, device=source).repeat(*shape, 1, 1)
-    return R.to(source if device is None else device)
+        return random_axis_rotations(
+            *shape, axis=up, generator=generator, dtype=dtype, device=source
+        )
+    if protocol == "so3":
+        return random_rotations(*shape, generator=generator, dtype=dtype, device=source)
+    return torch.eye(3, dtype=dtype, device=source).repeat(*shape, 1, 1)
 
 
 def random_scale(

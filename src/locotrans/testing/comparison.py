@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from locotrans.testing.answers import Model, Output, ask, undisturbed
 from locotrans.testing.motions import describe_matrix, random_orders, rotation_matrices, turn
@@ -72,11 +72,17 @@ def compare(
                 if error > worst or not where:
                     worst, where = error, f"{name} under {what}"
     if worst > tolerance:
+        mode = "; it is in training mode, perhaps call eval()" if is_training(model) else ""
         raise AssertionError(
             f"not {kind}: the relative error of {where} is {worst:.2e}, "
-            f"above the tolerance {tolerance:.0e} (points in {points.dtype})"
+            f"above the tolerance {tolerance:.0e} (points in {points.dtype}){mode}"
         )
     return worst
+
+
+def is_training(model: Model) -> bool:
+    """Say whether a module is in training mode."""
+    return isinstance(model, nn.Module) and model.training
 
 
 def _relative_error(value: Tensor, expected: Tensor) -> float:

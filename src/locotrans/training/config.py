@@ -251,4 +251,6 @@ def _convert_union(value: Any, choices: tuple[Any, ...]) -> Any:
 
 def derive_seed(seed: int, *key: int) -> int:
     """Return an independent seed for each key, so that randomness is a function of its place."""
+    if seed < 0:
+        raise ValueError(f"the seed must not be negative, got {seed}")
     return int(np.random.SeedSequence((seed, *key)).generate_state(1, np.uint64)[0])

@@ -59,8 +59,8 @@ def train(
         ValueError: if the folder holds another run, or a loss is no longer finite.
         OSError: if a file cannot be written; what was there before is whole.
     """
-    if stop_after is not None and not stop_after > 0:
-        raise ValueError(f"stop_after must be more than 0 seconds, got {stop_after}")
+    if stop_after is not None and not stop_after >= 0:
+        raise ValueError(f"stop_after must be at least 0 seconds, got {stop_after}")
     deadline = math.inf if stop_after is None else time.monotonic() + stop_after
     with joined_processes(config.device):
         if process() > 0:

@@ -30,7 +30,6 @@ def measure_samplings(
     points: int,
     *,
     counts: Sequence[int] = COUNTS,
-    methods: Sequence[str] = tuple(SAMPLINGS),
     rotation: RotationProtocol = "so3",
     rotations_per_shape: int = 1,
     seed: int = 0,
@@ -46,7 +45,6 @@ def measure_samplings(
         data: the shapes, with at least as many points as the largest count.
         points: the network's number of points.
         counts: points of the sampled clouds (of a voxel grid: at most).
-        methods: names of `SAMPLINGS`.
         rotation: rotations of the sampled clouds.
         rotations_per_shape: poses of each shape.
         seed: seed of the samplings and rotations.
@@ -67,12 +65,9 @@ def measure_samplings(
             f"{data.name} has {dense} points a shape; counts must be from 1 to that, "
             f"got {tuple(counts)} for a network of {points}"
         )
-    unknown = sorted(set(methods) - set(SAMPLINGS))
-    if unknown:
-        raise ValueError(f"no sampling {unknown[0]!r}; there are {', '.join(SAMPLINGS)}")
     rows: list[dict[str, Any]] = []
     shared: dict[str, Any] = {}
-    cases = [("area-uniform", points), *((m, c) for m in methods for c in counts)]
+    cases = [("area-uniform", points), *((m, c) for m in SAMPLINGS for c in counts)]
     for number, (method, count) in enumerate(cases):
         result = evaluate(
             model,

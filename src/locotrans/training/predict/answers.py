@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from locotrans.data.transforms import rotate
 from locotrans.geometry import random_rotations
-from locotrans.training.predict.files import find_files
+from locotrans.training.predict.files import find_files, printable
 from locotrans.training.predict.output import COLUMNS, csv_rows, json_rows
 from locotrans.training.predict.progress import follow, load_inference
 from locotrans.training.predict.samples import Choice
@@ -149,7 +149,7 @@ def classify(
 
 
 def _line(answer: Prediction) -> str:
-    path = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(answer.path))
+    path = printable(answer.path)
     if answer.error is not None:
         return f"{path}: error: {answer.error}"
     agreement = "" if answer.agreement is None else f", agreement {answer.agreement:.0%}"

@@ -63,3 +63,8 @@ def _is_output(path: Path) -> bool:
     except OSError:
         return False  # reading it will tell
     return head.startswith(TABLE) or head[30:].startswith(ARRAYS)
+
+
+def printable(path: Path) -> str:
+    """Return a path for a terminal: what is no character to print is written as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))

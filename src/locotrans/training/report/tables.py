@@ -11,14 +11,6 @@ from locotrans.metrics import pooled_scene_figures
 from locotrans.training.evaluate import TITLES, main_figure
 from locotrans.training.report.collect import Key, Result, aggregate
 
-SEGMENTATION = {
-    "instance_miou": "instance mIoU",
-    "class_miou": "class mIoU",
-    "miou": "mIoU",
-    "overall_accuracy": "overall",
-    "class_accuracy": "class mean",
-    "rotation_agreement": "agreement",
-}
 RUN = ["model", "options", "precision", "protocol"]
 """The columns that say what was trained, and how it was tested."""
 
@@ -88,8 +80,7 @@ def segmentations(results: Sequence[Result]) -> list[str]:
     for key, same in groups([r for r in results if is_segmentation(r)]):
         combined = [r.heads["combined"] for r in same]
         figures = [
-            aggregate([x[name] for x in combined]) if name in combined[0] else ""
-            for name in SEGMENTATION
+            aggregate([x[name] for x in combined]) if name in combined[0] else "" for name in TITLES
         ]
         rows.append([*run_cells(key), data_cell(key), *figures, without_cell(same)])
         names.append(f"{run_title(key)}, {data_cell(key)}")
@@ -97,7 +88,7 @@ def segmentations(results: Sequence[Result]) -> list[str]:
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
     if not rows:
         return []
-    header = [*RUN, "data", *SEGMENTATION.values(), "(instance) mIoU, without excluded"]
+    header = [*RUN, "data", *TITLES.values(), "(instance) mIoU, without excluded"]
     lines = ["### Segmentation", "", *markdown(header, rows), ""]
     cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
     return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]

@@ -8,6 +8,7 @@ import torch
 
 from locotrans.counting import counted
 from locotrans.training.predict.embeddings import embeddings_of
+from locotrans.training.predict.files import printable
 from locotrans.training.predict.progress import load_inference
 from locotrans.training.predict.samples import load_sample
 from locotrans.training.record import write_atomically, write_json
@@ -48,7 +49,7 @@ def search_file(
     index = Index.open(path)
     found = find_nearest(index.embeddings, embed_file(index, file, weights, device), k)
     for row, distance in found:
-        print(f"{distance:.6f}  {_printable(index.file(row))}")
+        print(f"{distance:.6f}  {printable(index.file(row))}")
     if json is not None:
         rows = [{"path": str(index.file(row)), "distance": distance} for row, distance in found]
         write_json(json, {"index": str(path), "query": str(file), "nearest": rows})
@@ -106,7 +107,7 @@ def search_duplicates(
         groups = find_duplicates(index.embeddings, within)
     for group in groups:
         for row, distance in group:
-            print(f"{distance:.6f}  {_printable(index.file(row))}")
+            print(f"{distance:.6f}  {printable(index.file(row))}")
         print()
     extra = sum(len(group) - 1 for group in groups)
     again = counted(extra, "repeats", "repeat")
@@ -136,7 +137,3 @@ def write_page(path: Path, title: str, index: Index, rows: Sequence[Row]) -> Non
 
 def _cards(index: Index, found: Sequence[tuple[int, float]]) -> list[Card]:
     return [Card(index.file(row), f"{distance:.6f}") for row, distance in found]
-
-
-def _printable(path: Path) -> str:
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))

@@ -13,7 +13,7 @@ from rich.progress import Progress
 from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.pictures import label_colors, labels_figure, save_figure
-from locotrans.training.predict.files import find_files
+from locotrans.training.predict.files import find_files, printable
 from locotrans.training.record import find_device, write_json
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
 from locotrans.training.segment.scenes import Report
@@ -155,7 +155,8 @@ def segment_files(
             try:
                 yield _segment(network, path, out, category, picture, seed, report)
             except Exception as error:  # also what was not foreseen must not end a long run
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = " ".join(str(error).removeprefix(f"{path}: ").split())
+                reason = reason or type(error).__name__
                 expected = isinstance(error, ValueError | OSError)
                 reason = reason if expected else f"{type(error).__name__}: {reason}"
                 yield Segmented(path, error=reason)
@@ -214,7 +215,7 @@ def draw(
 
 
 def _line(row: Segmented) -> str:
-    path = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(row.path))
+    path = printable(row.path)
     if row.error is not None or row.labels is None or row.points is None:
         return f"{path}: error: {row.error}"
     shares = ", ".join(f"{name} {n / row.points:.0%}" for name, n in list(row.labels.items())[:4])
