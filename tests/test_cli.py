@@ -359,9 +359,12 @@ def fruit(tmp_path):
     return tmp_path / "fruit"
 
 
-def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(fruit, tmp_path, capsys):
+def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(
+    fruit, tmp_path, capsys, monkeypatch
+):
     run, result = tmp_path / "run", tmp_path / "result.json"
-    shared = ["--data", "folder", "--root", str(fruit), "--model", "dgcnn", "--options", *OPTIONS]
+    monkeypatch.chdir(fruit.parent)
+    shared = ["--data", "folder", "--root", fruit.name, "--model", "dgcnn", "--options", *OPTIONS]
     main(
         [
             "train",
@@ -376,6 +379,7 @@ def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(fruit, tmp_path, 
             str(run),
         ]
     )
+    monkeypatch.chdir("/")
     main(["eval", str(run), "--json", str(result)])  # whose root the run knows
     whole = json.loads(result.read_text())
     assert whole["samples"] == 3
@@ -387,7 +391,13 @@ def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(fruit, tmp_path, 
     message = error_of(["eval", str(run)], capsys)
     assert "classes of the data alone: melon" in message
     assert "evaluate it on data such as it was trained on" in message
+    (fruit / "melon").rename(fruit / "pear")
+    monkeypatch.chdir(tmp_path)
+    main(["eval", str(run / "weights.safetensors"), "--data", "folder"])
     fruit.rename(tmp_path / "moved")
+    assert "name the folder" in error_of(["eval", str(run)], capsys)
+    (run / "config.json").write_text('{"future": 1}')
+    main(["eval", str(run), "--root", str(tmp_path / "moved")])
     assert "name the folder" in error_of(["eval", str(run)], capsys)
 
 
@@ -396,15 +406,20 @@ def test_classes_are_numbered_as_in_the_weights():
     known = with_classes_of({"class_names": ["a", "c", "b"]}, data)
     assert known.labels.tolist() == [2, 1, 1]
     assert known.class_names == ("a", "c", "b")
+    assert known.source == data.checksum
     assert with_classes_of({"class_names": ["a", "b"]}, data) is data
 
 
 def test_parts_known_by_number_are_named_as_in_the_weights():
     parts = torch.tensor([[0, 1, 1]])
     points, label = torch.randn(1, 3, 3), torch.tensor([0])
-    data = CloudSet("d", "test", "z", points, label, ("a",), parts=parts, part_names=("a/0", "1"))
-    assert with_parts_of({"part_names": ["0", "b/1", "2"]}, data).part_names == ("0", "b/1", "2")
+    data = CloudSet("d", "test", "z", points, label, ("a",), parts=parts, part_names=("0", "1"))
+    renamed = with_parts_of({"part_names": ["0", "b/1", "2"]}, data)
+    assert renamed.part_names == ("0", "b/1", "2")
+    assert renamed.source == data.checksum
     assert with_parts_of({"part_names": ["leg"]}, data) is data
+    bare = dataclasses.replace(data, parts=None, part_names=())
+    assert with_parts_of({"part_names": ["0", "1"]}, bare) is bare
     named = dataclasses.replace(data, part_names=("leg", "seat"))
     assert with_parts_of({"part_names": ["0", "1"]}, named) is named
 

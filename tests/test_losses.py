@@ -3,8 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from locotrans.losses import (
+    balanced_cross_entropy,
     classification_losses,
     consistency_loss,
     orthogonality_loss,
@@ -187,16 +189,38 @@ def test_a_network_of_one_head_is_trained_by_its_logits():
 def test_offsets_are_added_to_the_logits_of_every_head():
     heads = {name: draw(2, 5, seed=i) for i, name in enumerate(("invariant", "equivariant"))}
     labels, offsets = torch.tensor([1, 4]), draw(5, seed=7)
-    terms = classification_losses(output(**heads), labels, offsets=offsets)
+    target = 0.7 * torch.eye(5, dtype=torch.float64)[labels] + 0.3 * offsets.softmax(-1)
+    terms = classification_losses(output(**heads), labels, smoothing=0.3, offsets=offsets)
     for name, logits in heads.items():
-        expected = smoothed_cross_entropy(logits + offsets, labels)
+        expected = F.cross_entropy(logits + offsets, target)
         torch.testing.assert_close(getattr(terms, name), expected)
-    one = classification_losses(output(), labels, offsets=offsets)
-    torch.testing.assert_close(one.total, smoothed_cross_entropy(output().logits + offsets, labels))
+    one = classification_losses(output(), labels, smoothing=0.3, offsets=offsets)
+    torch.testing.assert_close(one.total, F.cross_entropy(output().logits + offsets, target))
 
 
 def test_offsets_of_labels_of_points():
     points = output(invariant=draw(2, 3, 5))
     labels, offsets = torch.tensor([[0, 1, -1], [4, -1, 2]]), draw(5, seed=7)
     terms = classification_losses(points, labels, offsets=offsets)
-    torch.testing.assert_close(terms.total, point_cross_entropy(points.invariant + offsets, labels))
+    known = labels >= 0
+    expected = balanced_cross_entropy(points.invariant[known], labels[known], offsets)
+    torch.testing.assert_close(terms.total, expected)
+
+
+@pytest.mark.parametrize("counts", [(80, 10), (300, 30, 30), (1000, 1, 1)])
+def test_balanced_classes_that_are_certain_are_answered_right(counts):
+    """Whatever the smoothing: where an input tells the class, the largest logit does."""
+    shares = torch.tensor(counts, dtype=torch.float64)
+    offsets = (shares / shares.sum()).log()
+    logits = torch.zeros(len(counts), len(counts), dtype=torch.float64, requires_grad=True)
+    labels = torch.arange(len(counts))
+    optimizer = torch.optim.LBFGS([logits], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        value = balanced_cross_entropy(logits, labels, offsets, smoothing=0.2)
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    assert logits.argmax(-1).tolist() == labels.tolist()

@@ -129,6 +129,26 @@ def point_cross_entropy(
     return total / count_over_processes(labels >= 0, total.dtype)
 
 
+def balanced_cross_entropy(
+    logits: Float[Tensor, "b *n classes"],
+    labels: Int[Tensor, "b *n"],
+    offsets: Float[Tensor, " classes"],
+    smoothing: float = 0.2,
+) -> Float[Tensor, ""]:
+    """Return the cross-entropy of logits to which every class's offset is added.
+
+    With logarithms of how frequent the classes are, a network learns what it would answer if all
+    were equally so. ``smoothing`` is spread over all classes in proportion to those frequencies: if
+    it were spread evenly, the offsets would make a class so probable that it is answered where it
+    is as good as excluded. A label of -1 says that there is none.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_p = (wide + offsets).log_softmax(-1)
+    right = log_p.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+    spread = (log_p * offsets.softmax(-1)).sum(-1)
+    return -_masked_mean((1 - smoothing) * right + smoothing * spread, labels >= 0)
+
+
 def classification_losses(
     output: Classified,
     labels: Int[Tensor, "b *n"],
@@ -149,13 +169,14 @@ def classification_losses(
         smoothing: of the labels.
         orthogonality_weight: of the loss of Eq. 10.
         consistency_weight: of the loss of Eq. 12.
-        offsets: what the cross-entropies add to the logits of each class, if anything: logarithms
-            of how frequent it is teach a network what it would answer if all were equally so.
+        offsets: what `balanced_cross_entropy` adds to the logits of each class, if anything.
     """
-    entropy = smoothed_cross_entropy if labels.dim() == 1 else point_cross_entropy
 
     def cross_entropy(logits: Tensor) -> Float[Tensor, ""]:
-        return entropy(logits if offsets is None else logits + offsets, labels, smoothing)
+        if offsets is not None:
+            return balanced_cross_entropy(logits, labels, offsets, smoothing)
+        entropy = smoothed_cross_entropy if labels.dim() == 1 else point_cross_entropy
+        return entropy(logits, labels, smoothing)
 
     heads = {
         "invariant": output.invariant,

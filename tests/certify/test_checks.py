@@ -147,6 +147,10 @@ def test_what_is_declared_must_be_measured(clouds):
     )
     assert [row.name for row in certificate.failures] == ["float32"]
     assert certify(lengths, clouds, **own, **QUICK).passed
+    certificate = certify(lengths, clouds[:1], keeps=["batch"], **QUICK)
+    assert certificate.unmeasured == ["batch"]
+    strict = certify(lengths, clouds, **own, tolerance=1e-12, **QUICK)
+    assert [row.name for row in strict.failures] == ["float32"]
     certificate = certify(lengths, clouds, keeps=["rotation", "tf32"], **QUICK)
     assert not certificate.failures
     assert certificate.unmeasured == ["tf32"]

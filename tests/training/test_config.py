@@ -138,3 +138,8 @@ def test_a_config_file_with_another_model_has_the_recipe_of_that_model(tmp_path)
     assert full.shift != read_config(path).shift
     with pytest.raises(ValueError, match=r"run\.toml.*modelnet40"):
         read_config(path, "dgcnn_partseg")
+
+
+def test_a_negative_seed_is_named():
+    with pytest.raises(ValueError, match="the seed must not be negative, got -1"):
+        derive_seed(-1, 3)

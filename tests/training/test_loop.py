@@ -216,6 +216,31 @@ def test_an_interrupt_waits_for_the_step_and_leaves_a_checkpoint(tiny, uncut, mo
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_a_folder_that_was_used_meanwhile_is_looked_at_again(tiny, monkeypatch):
+    other = dataclasses.replace(tiny, seed=7, epochs=4)
+
+    class Slow(Run):
+        def __init__(self, config):
+            super().__init__(config)
+            monkeypatch.undo()
+            train(tiny, QUIET)  # by another process, while this one reads the data
+
+    monkeypatch.setattr(loop, "Run", Slow)
+    with pytest.raises(ValueError, match="holds a run with other settings"):
+        train(other, QUIET)
+
+
+def test_interrupts_that_mean_something_else_are_left_alone():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with loop.finishing_steps() as asked:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+            assert not asked.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_second_interrupt_breaks_off():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

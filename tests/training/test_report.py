@@ -439,7 +439,11 @@ def test_data_of_ones_own_are_told_apart_by_what_they_hold(shelf):
     ):
         measured = {**evaluation(accuracy, data="folder"), "data_checksum": checksum}
         evaluated(LIGHT, measured, data="folder", seed=seed)
+    held_out = {**evaluation(0.5, data="folder", split="validation"), "data_checksum": "fedcba"}
+    evaluated(LIGHT, held_out, data="folder")
     found = {(result.key.data, result.seed) for result in read_results(files)}
+    assert ("folder", 0) in found  # which shapes are held out depends on the seed
+    found.remove(("folder", 0))
     assert found == {("folder abcdef", 0), ("folder 123456", 0), ("folder abcdef", 1)}
     text = report(files)
     assert "| 75.00" in text

@@ -121,7 +121,9 @@ def test_only_the_shapes_that_are_named_are_excluded(spheres):
     for name, row in (("a/test/ball.npy", 0), ("b/test/ball", 1), ("many.h5#0", 2), (ids[3], 3)):
         assert kept_rows(data, [name]).tolist() == [i for i in range(4) if i != row]
     assert kept_rows(data, ["elsewhere", "many.h5#0"]).tolist() == [0, 1, 3]
-    for name in ("many.h5#1", "room@1.00,2.75", "many"):
+    assert kept_rows(data, ["set/many.h5#0"]).tolist() == [0, 1, 3]  # ids may have fewer folders
+    assert kept_rows(data, ["test/room@1.00,2.50"]).tolist() == [0, 1, 2]
+    for name in ("many.h5#1", "room@1.00,2.75", "many", "c/test/ball", "est/ball"):
         with pytest.raises(ValueError, match="has no shape"):
             kept_rows(data, [name])
     with pytest.raises(

@@ -12,7 +12,7 @@ from locotrans.data import CloudSet, load_dataset
 from locotrans.metrics import part_figures, shape_ious
 from locotrans.models import SegmenterOutput
 from locotrans.training import evaluate
-from locotrans.training.tasks import build_model, given, targets, typical_radius
+from locotrans.training.tasks import build_model, given, name_parts, targets, typical_radius
 
 SMALL = {"k": 4, "widths": (8, 8), "embedding": 8, "head_widths": (8, 8)}
 
@@ -177,3 +177,45 @@ def test_data_that_cannot_be_learned_from(shapes):
         build_model("dgcnn_semseg", scenes(torch.zeros(1, 4).long()), {**SMALL, "colors": True})
     with pytest.raises(ValueError, match="all points are unlabelled"):
         build_model("dgcnn_semseg", scenes(torch.full((1, 4), -1)), dict(SMALL))
+
+
+def numbered(parts, labels, classes=("a", "b")):
+    parts = torch.tensor(parts)
+    return CloudSet(
+        "own",
+        "train",
+        "z",
+        torch.randn(*parts.shape, 3, generator=torch.Generator().manual_seed(0)),
+        torch.tensor(labels),
+        classes,
+        parts=parts,
+        part_names=tuple(str(i) for i in range(int(parts.max()) + 1)),
+    )
+
+
+def test_numbered_parts_are_those_of_the_category_that_has_them():
+    train, test = numbered([[0, 1, -1], [0, 2, 2]], [0, 1]), numbered([[4, 1, 1]], [0])
+    names = ("0", "a/1", "b/2", "3", "a/4")
+    both = name_parts("dgcnn_partseg", train, test)
+    assert [data.part_names for data in both] == [names, names]
+    assert [data.source for data in both] == [train.checksum, test.checksum]  # as they were given
+    assert both[0].allowed_parts.tolist() == [
+        [True, True, False, True, True],
+        [True, False, True, True, False],
+    ]
+    widened = name_parts("dgcnn_partseg", train, numbered([[1, 1, 1]], [1]))[0]
+    assert widened.part_names == ("0", "1", "b/2")
+    slashed = numbered([[0, 1], [0, 2]], [0, 1], ("set/a", "set/b"))
+    (slashed, _) = name_parts("dgcnn_partseg", slashed, slashed)
+    assert slashed.part_names == ("0", "set/a/1", "set/b/2")
+    assert slashed.allowed_parts.tolist() == [[True, True, False], [True, False, True]]
+
+
+def test_parts_keep_their_names_where_there_is_nothing_to_say():
+    train = numbered([[0, 1], [2, 2]], [0, 1])
+    assert name_parts("dgcnn", train, train)[0] is train
+    assert name_parts("dgcnn_semseg", train, train)[0] is train
+    alone = numbered([[0, 1]], [0], ("a",))
+    assert name_parts("dgcnn_partseg", alone, alone)[0] is alone
+    given = replace(train, part_names=("leg", "seat", "b/top"))
+    assert name_parts("dgcnn_partseg", given, given)[0] is given

@@ -169,7 +169,10 @@ def _transformations(
     yield from battery.rows("translation", "translation", shifted(points, R[0, 0]))
     yield from battery.rows("scale", "scale", scaled(points))
     yield from battery.rows("reflection", "reflection", mirrored(points, R))
-    yield from battery.rows("batch", "without the other clouds", alone(points))
+    if len(points) > 1:
+        yield from battery.rows("batch", "without the other clouds", alone(points))
+    else:
+        yield battery.skipped("batch", "without the other clouds", "there is one cloud only")
 
 
 def _special_clouds(

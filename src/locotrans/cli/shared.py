@@ -43,7 +43,7 @@ def load_test(
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     shapes = trained_shapes(metadata, data, split) if shapes is None else shapes
-    if root is None and data is None:
+    if root is None and data in (None, metadata["data"]):
         root = trained_root(weights)
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
     if model_task(metadata["model"]) == "classification":
@@ -65,8 +65,11 @@ def trained_root(weights: Path) -> Path | None:
     """Return the folder of the data that a run was trained on, if it still is there."""
     from locotrans.training.presets import read_config
 
-    config = weights / "config.json"
-    root = read_config(config).root if config.is_file() else None
+    config = (weights if weights.is_dir() else weights.parent) / "config.json"
+    try:
+        root = read_config(config).root if config.is_file() else None
+    except ValueError:  # of another version
+        return None
     return root if root is not None and root.exists() else None
 
 
@@ -78,16 +81,19 @@ def with_classes_of(metadata: dict[str, Any], clouds: "CloudSet") -> "CloudSet":
     if list(names) == known or not set(names) <= set(known):
         return clouds
     numbers = torch.tensor([known.index(name) for name in names])
-    return replace(clouds, labels=numbers[clouds.labels], class_names=tuple(known))
+    labels = numbers[clouds.labels]
+    return replace(clouds, labels=labels, class_names=tuple(known), given_checksum=clouds.source)
 
 
 def with_parts_of(metadata: dict[str, Any], clouds: "CloudSet") -> "CloudSet":
     """Name parts as the weights do, if the data know their numbers alone."""
+    from locotrans.training.tasks import is_numbered
+
     known = tuple(metadata.get("part_names") or ())
-    numbered = [name.rpartition("/")[2] for name in clouds.part_names]
-    if numbered != [str(i) for i in range(len(numbered))] or len(known) < len(numbered):
+    count = len(clouds.part_names)
+    if not 0 < count <= len(known) or not is_numbered(clouds.part_names):
         return clouds
-    return replace(clouds, part_names=known)
+    return replace(clouds, part_names=known, given_checksum=clouds.source)
 
 
 def trained_shapes(metadata: dict[str, Any], data: str | None, split: str) -> int | None:

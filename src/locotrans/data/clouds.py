@@ -48,7 +48,7 @@ class CloudSet:
     notes: tuple[str, ...] = ()
     """What a user of the set should know, such as counts that are not the official ones."""
     given_checksum: str | None = None
-    """Of the set as it was given, where its clouds were evened out since."""
+    """Of the set as it was given, where it was changed since: evened out, or named anew."""
 
     def __post_init__(self) -> None:
         where = f"{self.name} ({self.split})"
@@ -96,6 +96,11 @@ class CloudSet:
     def allowed_parts(self) -> Bool[Tensor, "classes parts"]:
         """True where a part belongs to a class, by its name."""
         return allowed_parts(self.class_names, self.part_names)
+
+    @property
+    def source(self) -> str:
+        """Checksum of the set as it was given."""
+        return self.given_checksum or self.checksum
 
     @cached_property
     def checksum(self) -> str:
@@ -147,7 +152,7 @@ def allowed_parts(
     class_names: Sequence[str], part_names: Sequence[str]
 ) -> Bool[Tensor, "classes parts"]:
     """Return where a part belongs to a class: "chair/legs" to "chair", "floor" to every one."""
-    owners = [name.partition("/")[0] if "/" in name else None for name in part_names]
+    owners = [name.rpartition("/")[0] or None for name in part_names]
     rows = [[owner in (None, name) for owner in owners] for name in class_names]
     return torch.tensor(rows, dtype=torch.bool)
 

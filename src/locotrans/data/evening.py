@@ -93,4 +93,4 @@ def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> Cl
     """
     clouds = [even_points(some.to(device), count).cpu() for some in data.points.split(CHUNK)]
     result = data.with_points(normalize(torch.cat(clouds)))
-    return replace(result, given_checksum=data.given_checksum or data.checksum)
+    return replace(result, given_checksum=data.source)

@@ -295,7 +295,7 @@ def is_prose(path: Path) -> bool:
         return False
     try:
         with path.open("rb") as file:
-            head = file.read(2**16)
+            head = file.read(2**12)
     except OSError:
         return False
     lines = [line.split(b"#")[0].split(b"//")[0] for line in head.splitlines()]

@@ -125,20 +125,8 @@ def load_entries(
     rows = sizes.nonzero().flatten().tolist()  # the others were skipped
     clouds = resample(ragged, points, rows=rows, seed=seed, by_place=False)
     parts = clouds.parts
-    part_names: tuple[str, ...] = ()
-    if parts is not None and int(parts.max()) >= 0:
-        names_file = folder / "part_names.txt"
-        if names_file.exists():
-            part_names = tuple(read_lines(names_file))
-        else:
-            learned = mine
-            if split != "train" and any(entry.split in ("", "train") for entry in entries):
-                learned = choose_split(entries, folder, "train", seed, share)
-            known = read_split(
-                name, listing, "train" if learned is not mine else split, learned,
-                max(points, KEEP), seed, share, skip,
-            )  # fmt: skip
-            part_names = names_of_parts(known, [entry.label for entry in learned])
+    count = 0 if parts is None else int(parts.max()) + 1
+    names_file = folder / "part_names.txt"
     ids = [os.path.relpath(entry.path, folder) for entry in mine]
     notes = list(ragged.remarks)
     few = int((sizes[rows] < points).sum())
@@ -152,7 +140,7 @@ def load_entries(
     if absent:
         which = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
         notes.append(f"{counted(len(absent), 'class has', 'classes have')} no shape here: {which}")
-    if len(names) == 1 and not part_names:
+    if len(names) == 1 and not count:
         notes.append(f"there is one class only, {names[0]}: nothing to tell it from")
     left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
     if left:
@@ -167,32 +155,10 @@ def load_entries(
         class_names=tuple(names),
         normals=clouds.normals,
         colors=clouds.colors,
-        parts=parts if part_names else None,
-        part_names=part_names,
+        parts=parts if count else None,
+        part_names=tuple(read_lines(names_file) if names_file.exists() else map(str, range(count))),
         ids=tuple(ids[row] for row in rows),
         notes=tuple(notes),
-    )
-
-
-def names_of_parts(ragged: Ragged, labels: Sequence[str]) -> tuple[str, ...]:
-    """Name parts by their numbers: "chair/3" if shapes of one class alone have it, or else "3".
-
-    Args:
-        ragged: the points of files, with their parts,
-        labels: and the classes of these.
-    """
-    if ragged.parts is None:
-        return ()
-    owners: list[set[str]] = [set() for _ in range(int(ragged.parts.max()) + 1)]
-    bounds = ragged.offsets.tolist()
-    for label, start, stop in zip(labels, bounds, bounds[1:], strict=False):
-        for number in ragged.parts[start:stop].unique().tolist():
-            if number >= 0:
-                owners[number].add(label)
-    several = len(set(labels)) > 1
-    return tuple(
-        f"{next(iter(own))}/{number}" if several and len(own) == 1 else str(number)
-        for number, own in enumerate(owners)
     )
 
 

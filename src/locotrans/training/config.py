@@ -98,8 +98,8 @@ class TrainConfig:
     """Label smoothing: the share of probability given to the other classes."""
     balance: float = 0.0
     """How far rare classes are taught as if all were equally frequent: this, times the logarithm of
-    a class's share of the labels, is added to its logits in the losses, not in answers. 1: wholly;
-    0: off."""
+    a class's share of the labels, is added to its logits in the losses, not in answers; --smoothing
+    is then spread in that proportion. 1: wholly; 0: off."""
     orthogonality_weight: float = 0.1
     """Weight of the orthogonality loss."""
     consistency_weight: float = 0.1

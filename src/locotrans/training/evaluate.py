@@ -70,7 +70,7 @@ def evaluate(
         seed: seed of the rotations, which depend on it and on the shape's index alone.
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
-        excluded: ids of shapes (names of files, whatever their folder and suffix); with any, the
+        excluded: ids of shapes, as for `kept_rows`; with any, the
             figures without those shapes stand beside the others, as ``without_excluded``.
     """
     if len(data) == 0:
@@ -110,7 +110,7 @@ def evaluate(
         "points": data.points.shape[1],
         "data": data.name,
         "split": data.split,
-        "data_checksum": data.given_checksum or data.checksum,
+        "data_checksum": data.source,
         "seed": seed,
         "model": type(model).__name__,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -123,27 +123,28 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
 
     Args:
         data: the shapes.
-        excluded: ids, whole or without their folders, with the suffix of a file or without; those
-            that are not there, as of another split, are passed over.
+        excluded: ids, with all of their folders or the last ones, with the suffix of a file or
+            without; those that are not there, as of another split, are passed over.
 
     Raises:
         ValueError: if none of the shapes to exclude is there, a name stands for several, or nothing
             would be left.
     """
     where = f"{data.name} ({data.split})"
-    short: dict[str, set[str]] = {}  # whole ids, by the names that may stand for them
-    for name in data.ids:
-        for spelling in (_bare(name), _bare(PurePath(name).name)):
-            short.setdefault(spelling, set()).add(name)
+    by_name: dict[str, list[str]] = {}
+    for known in data.ids:
+        by_name.setdefault(_bare(known).rpartition("/")[2], []).append(known)
     unwanted: set[str] = set()
     for name in excluded:
-        meant = {name} if name in data.ids else short.get(_bare(name), set())
+        bare = _bare(name)
+        alike = by_name.get(bare.rpartition("/")[2], [])
+        meant = [name] if name in alike else [x for x in alike if _is_end_of(bare, _bare(x))]
         if len(meant) > 1:
             raise ValueError(
                 f"{name!r} stands for {len(meant)} shapes of {where}: write the whole id, such as "
                 f"{min(meant)!r}"
             )
-        unwanted |= meant
+        unwanted.update(meant)
     if not unwanted:
         known = f"its ids are such as {data.ids[0]!r}" if data.ids else "its files name no shapes"
         raise ValueError(f"{where} has no shape {min(excluded)!r} to exclude; {known}")
@@ -154,11 +155,16 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
 
 
 def _bare(name: str) -> str:
-    """Return a name without the suffix of a file of points, if it has one."""
+    """Return a name without the suffix of a file of points, if it has one, with slashes."""
     from locotrans.data.readers import FORMATS
 
-    suffix = PurePath(name).suffix
-    return name.removesuffix(suffix) if suffix.lower() in FORMATS else name
+    path = PurePath(name)
+    return (path.with_suffix("") if path.suffix.lower() in FORMATS else path).as_posix()
+
+
+def _is_end_of(one: str, other: str) -> bool:
+    """Say whether one of two paths is the other, or its end."""
+    return f"/{one}".endswith(f"/{other}") or f"/{other}".endswith(f"/{one}")
 
 
 Answers = dict[str, tuple[Tensor, Tensor]]

@@ -10,6 +10,7 @@ evaluates, writes and prints.
 import json
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -82,6 +83,7 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     with ExitStack() as stack:
         if process() == 0:
             stack.enter_context(locked(config.out))
+            check_folder(config)  # which another process may have used since
         carry_out(run, console, deadline)
     wait_for_processes()
     return read_json(record)
@@ -123,6 +125,7 @@ def finishing_steps() -> Iterator[threading.Event]:
 
     def ask(*_: Any) -> None:
         asked.set()
+        print("ending with a checkpoint; Ctrl-C again ends without", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     signal.signal(signal.SIGINT, ask)
@@ -149,10 +152,11 @@ def run_epochs(run: Run, bar: Progress, deadline: float, interrupted: threading.
                 bar.console.print(summary(finish_epoch(run, epoch)), soft_wrap=True, markup=False)
             now = time.monotonic()
             stop = deadline < math.inf and any_process(now >= deadline, run.device)
-            if stop or interrupted.is_set() or now - saved >= config.checkpoint_seconds:
+            asked = interrupted.is_set()
+            if stop or asked or now - saved >= config.checkpoint_seconds:
                 run.save_checkpoint()
                 saved = time.monotonic()
-            if interrupted.is_set():
+            if asked:
                 raise KeyboardInterrupt
             if stop and run.step < config.epochs * length:
                 raise Stopped(
@@ -225,7 +229,7 @@ def finish(run: Run) -> None:
     record = make_record(
         portable(run.config),
         json.loads(lines[-1])["evaluation"],
-        run.train_set.checksum,
+        run.train_set.source,
         run.train_set.up,
         run.seconds,
         run.device,

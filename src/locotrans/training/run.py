@@ -41,6 +41,7 @@ from locotrans.training.tasks import (
     check_points_of,
     given,
     is_segmenter,
+    name_parts,
     targets,
     typical_radius,
 )
@@ -119,7 +120,7 @@ class Run:
         self.folder = config.out
         self.device = find_device(config.device)
         options = parse_options(config.model, config.options)
-        self.train_set, self.held_out = load_data(config)
+        self.train_set, self.held_out = name_parts(config.model, *load_data(config))
         if config.batch_size % processes():
             raise ValueError(
                 f"batch_size {config.batch_size} must be a multiple of the {processes()} processes"
@@ -203,7 +204,8 @@ class Run:
         if process() > 0:
             return
         if not (self.checkpoint_path.exists() and (self.folder / "config.json").exists()):
-            write_json(self.folder / "config.json", to_json(self.config))
+            root = self.config.root and self.config.root.absolute()  # found from anywhere
+            write_json(self.folder / "config.json", to_json(replace(self.config, root=root)))
         write_json(self.folder / "environment.json", environment(self.device))
         if self.metrics_path.exists():
             lines = self.metrics_path.read_bytes().splitlines(keepends=True)
@@ -261,7 +263,7 @@ class Run:
     def _load_checkpoint(self) -> None:
         path = self.checkpoint_path
         tensors, metadata = read_tensors(path)
-        if metadata["data_checksum"] != self.train_set.checksum:
+        if metadata["data_checksum"] != self.train_set.source:
             raise ValueError(
                 f"{path} was trained on other data: {self.config.data!r} has changed since; "
                 "restore it, or choose another --out"
@@ -286,7 +288,7 @@ class Run:
             "part_names": list(data.part_names),
             "radius": self.radius,
             "data": data.name,
-            "data_checksum": data.checksum,
+            "data_checksum": data.source,
             "points": self.config.points,
             "choice": "even" if self.config.even else "random",
             "up": data.up,

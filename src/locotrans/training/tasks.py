@@ -5,6 +5,7 @@ shape is given; of scenes, one a point, and perhaps colours are given.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,39 @@ def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module
     model = create_model(name, len(data.part_names), **options)
     check_points_of(model, data)
     return model
+
+
+def is_numbered(part_names: Sequence[str]) -> bool:
+    """Say whether parts have numbers instead of names."""
+    return list(part_names) == [str(number) for number in range(len(part_names))]
+
+
+def name_parts(model: str, train: CloudSet, held_out: CloudSet) -> tuple[CloudSet, CloudSet]:
+    """Name parts that only have numbers, for a model that labels parts of given categories.
+
+    A number that shapes of one category alone have is a part of it, "chair/3", so that others are
+    not given it as an answer; any other number, "3", is a part of all. Both sets get all names.
+    """
+    numbered = is_numbered(train.part_names) and is_numbered(held_out.part_names)
+    if model_task(model) == "classification" or not train.part_names or not numbered:
+        return train, held_out
+    owners: list[set[int]] = [set() for _ in max(train.part_names, held_out.part_names, key=len)]
+    for data in (train, held_out):
+        for number, own in enumerate(owners):
+            if data.parts is not None:
+                own.update(data.labels[(data.parts == number).any(1)].tolist())
+    several = model_task(model) == "parts" and len(train.class_names) > 1
+    names = tuple(
+        f"{train.class_names[min(own)]}/{number}" if several and len(own) == 1 else str(number)
+        for number, own in enumerate(owners)
+    )
+
+    def named(data: CloudSet) -> CloudSet:
+        if data.parts is None or data.part_names == names:
+            return data
+        return replace(data, part_names=names, given_checksum=data.source)
+
+    return named(train), named(held_out)
 
 
 def is_segmenter(model: nn.Module) -> bool:

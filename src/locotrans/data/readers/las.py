@@ -55,8 +55,6 @@ def read_las(source: Source) -> Raw:
     columns: dict[str, Any] = {}
     for name in parts[0]:
         columns[name] = np.concatenate([part[name] for part in parts])
-    if not columns["labels"].any():  # "created, never classified"
-        columns["labels"] = None
     return Raw(**columns)
 
 
