@@ -198,3 +198,19 @@ def test_retrieval_leaves_out_the_query_and_not_its_copy():
 def test_retrieval_needs_two_of_a_class():
     with pytest.raises(ValueError, match="alone in its class"):
         retrieval_map(torch.eye(3), torch.arange(3))
+
+
+@pytest.mark.parametrize(("said", "true"), [([0, 3, 1], [0, 0, 1]), ([0, -1, 1], [0, 1, 1])])
+def test_predictions_outside_the_classes_are_refused(said, true):
+    with pytest.raises(ValueError, match="predictions must be from 0 to 2"):
+        confusion_matrix(torch.tensor(said), torch.tensor(true), 3)
+    with pytest.raises(ValueError, match="labels must be from 0 to 2, got 0 to 3"):
+        confusion_matrix(torch.tensor([0, 1]), torch.tensor([0, 3]), 3)
+
+
+def test_small_numbers_do_not_overflow(without_shape_checks):
+    classes = torch.tensor([12, 19], dtype=torch.uint8)
+    assert confusion_matrix(classes, classes, 20).diagonal().nonzero().flatten().tolist() == [
+        12,
+        19,
+    ]

@@ -16,7 +16,7 @@ from locotrans.geometry.neighbors import gather
 
 def overall_accuracy(predictions: Int[Tensor, "*poses s"], labels: Int[Tensor, " s"]) -> float:
     """Return the share of correct predictions, every sample counting the same."""
-    _require_samples(predictions)
+    _require_samples(predictions, labels)
     return (predictions == labels).double().mean().item()
 
 
@@ -25,7 +25,7 @@ def class_accuracy(predictions: Int[Tensor, "*poses s"], labels: Int[Tensor, " s
 
     Degenerate: a class with no sample does not count, rather than counting 0.
     """
-    _require_samples(predictions)
+    _require_samples(predictions, labels)
     labels = labels.expand_as(predictions).flatten()
     correct = (predictions.flatten() == labels).double()
     total = labels.bincount()
@@ -42,13 +42,18 @@ def rotation_agreement(rotated: Int[Tensor, "*poses s"], unrotated: Int[Tensor, 
         rotated: predictions for rotated poses of each shape.
         unrotated: predictions for the shapes' own poses.
     """
-    _require_samples(rotated)
+    _require_samples(rotated, unrotated)
     return (rotated == unrotated).double().mean().item()
 
 
-def _require_samples(predictions: Tensor) -> None:
+def _require_samples(predictions: Tensor, labels: Tensor | None = None) -> None:
     if predictions.numel() == 0:
         raise ValueError("no predictions: a share of nothing is not defined")
+    if labels is not None and labels.shape != predictions.shape[-1:]:
+        raise ValueError(
+            f"labels must be one for each of the {predictions.shape[-1]} samples, got shape "
+            f"{tuple(labels.shape)}"
+        )
 
 
 def axis_consistency(
@@ -58,6 +63,8 @@ def axis_consistency(
 
     Every list of neighbours contains the point itself, which does not count.
     """
+    if neighbors.shape[-1] < 2:
+        raise ValueError("consistency needs a neighbour beside the point itself")
     cosines = (gather(frames, neighbors) * frames.unsqueeze(2)).sum(-2)  # (b, n, k, axis)
     itself = frames.square().sum(-2)  # (b, n, axis): 1, or 0 where a frame is degenerate
     return ((cosines.sum(2) - itself) / (neighbors.shape[-1] - 1)).mean((0, 1))
@@ -75,6 +82,8 @@ def retrieval_map(
     Degenerate: a shape that is alone in its class does not ask.
     """
     _require_samples(labels)
+    if not bool(embeddings.isfinite().all()):
+        raise ValueError("embeddings must be finite to be compared")
     units = torch.nn.functional.normalize(embeddings.double(), dim=-1)
     precisions = []
     for rows in torch.arange(len(units), device=units.device).split(batch_size):
@@ -157,7 +166,14 @@ def confusion_matrix(
     A point with the label -1 is unlabelled and is ignored. Matrices of several scenes add up.
     """
     known = labels >= 0
-    pairs = labels[known] * classes + predictions[known]
+    true, said = labels[known].long(), predictions[known].long()
+    for what, numbers in (("labels", true), ("predictions", said)):
+        if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < classes:
+            raise ValueError(
+                f"{what} must be from 0 to {classes - 1}, got {int(numbers.min())} to "
+                f"{int(numbers.max())}"
+            )
+    pairs = true * classes + said
     return pairs.bincount(minlength=classes * classes).reshape(classes, classes)
 
 

@@ -13,6 +13,7 @@ from locotrans.geometry import (
     random_axis_rotations,
     random_rotations,
     rotation_angle,
+    rotation_axis,
 )
 
 SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
@@ -131,3 +132,17 @@ def test_angle_is_exact_at_both_ends(seed, angle):
 def test_unknown_axis():
     with pytest.raises(ValueError, match="axis must be one of x, y, z, got 'w'"):
         axis_rotation.__wrapped__("w", torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_axes_of_rotations_by_any_angle(dtype):
+    axis = torch.nn.functional.normalize(torch.tensor([1.0, 2.0, 3.0], dtype=dtype), dim=0)
+    for angle in (1e-6, 1e-3, 0.5, 1.5, 1.6, 3.0, 3.1415):
+        half = torch.tensor(angle / 2, dtype=dtype)
+        R = quaternion_to_matrix(torch.cat([half.cos()[None], axis * half.sin()]))
+        error = (rotation_axis(R) - axis).abs().max()
+        assert error < (2e-6 if dtype == torch.float32 else 1e-9)
+
+
+def test_an_angle_that_is_a_whole_number(without_shape_checks):
+    assert torch.equal(axis_rotation("z", torch.tensor(1)), axis_rotation("z", torch.tensor(1.0)))

@@ -1,6 +1,8 @@
 """The compiled loops of the CPU against the plain code that specifies them."""
 
 import math
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -189,3 +191,84 @@ def test_threads_of_the_user(monkeypatch):
         torch.set_num_threads(before)
     for logits in answers:
         assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e19])
+def test_neighbors_of_tiny_and_huge_features_are_different_points(size, generator):
+    for n, k in ((257, 2), (40, 20), (100, 64)):
+        found = cpu.knn_features(size * torch.randn(2, n, 8, generator=generator), k)
+        assert (found.sort(-1).values.diff(dim=-1) > 0).all()
+        assert 0 <= int(found.min()) <= int(found.max()) < n
+
+
+def test_neighbors_that_do_not_exist_are_refused(generator):
+    layer, x = EdgeConv(4, 8).eval(), torch.randn(2, 10, 4, generator=generator)
+    for bad in (10, -1, 1000):
+        with torch.no_grad(), pytest.raises(IndexError, match="from 0 to 9"):
+            layer(x, torch.full((2, 10, 3), bad))
+
+
+@pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light", "dgcnn", "vn_dgcnn"])
+def test_batch_norms_in_training_learn_in_a_network_that_is_not(name, generator):
+    """As where statistics are taken anew, with weights that stay."""
+    points = torch.randn(3, 24, 3, generator=generator)
+    answers = []
+    for setting in ("auto", "off"):
+        torch.manual_seed(0)
+        model = create_model(name, 5, k=4).eval()
+        norms = [x for x in model.modules() if isinstance(x, torch.nn.BatchNorm1d)]
+        for norm in norms:
+            norm.train()
+        before = set_kernels(setting)
+        with torch.no_grad():
+            answers.append(model(points).logits)
+        set_kernels(before)
+        assert all(int(norm.num_batches_tracked) == 1 for norm in norms)
+    # batch norm over three shapes magnifies rounding; statistics that stay are off by tenths
+    torch.testing.assert_close(*answers, rtol=0, atol=0.02)
+
+
+def test_statistics_are_taken_anew_by_torch(generator):
+    model = create_model("locotrans_dgcnn_light", 5, k=4)
+    batches = [torch.randn(3, 24, 3, generator=generator) for _ in range(2)]
+    torch.optim.swa_utils.update_bn(batches, model)
+    norm = model.invariant_branch.convs[0].norm
+    seen = []
+    hook = norm.register_forward_hook(lambda module, given, _: seen.append(given[0].flatten(0, -2)))
+    model.train()
+    for batch in batches:
+        model(batch)
+    hook.remove()
+    mean = torch.stack([x.mean(0) for x in seen]).mean(0)
+    again = create_model("locotrans_dgcnn_light", 5, k=4)
+    again.load_state_dict(model.state_dict())
+    torch.optim.swa_utils.update_bn(batches, again)
+    torch.testing.assert_close(again.invariant_branch.convs[0].norm.running_mean, mean)
+
+
+def test_the_default_type_does_not_matter(generator):
+    model = create_model("locotrans_dgcnn_light", 5, k=4).eval()
+    points = torch.randn(2, 24, 3, generator=generator)
+    with torch.no_grad():
+        expected = model(points).logits
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = model(points).logits
+        finally:
+            torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected)
+
+
+COMPILED = """
+import torch
+from locotrans import create_model
+model, points = create_model("dgcnn", 5, k=4).eval(), torch.randn(2, 24, 3)
+with torch.no_grad():  # before any loop has run
+    found = torch.compile(model, backend="aot_eager")(points).logits
+    torch.testing.assert_close(found, model(points).logits, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+def test_networks_are_compiled():
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)

@@ -20,6 +20,8 @@ from locotrans.data.roots import check_split, data_root, missing, read_lines
 from locotrans.data.transforms import normalize
 from locotrans.geometry import Axis
 
+FAR = 1e3  # times its extent from the origin, a cloud loses digits in float32
+MOST = 100_000  # classes or parts; larger numbers are no labels
 LARGEST = 64 * 2**30
 """Bytes of an array beyond which a file is refused instead of read."""
 
@@ -116,8 +118,17 @@ def load_clouds(
     for key in (key for key in (*needed, *optional) if all(key in part for part in parts)):
         arrays = [part[key] if key == "label" else part[key][:, columns] for part in parts]
         joined = torch.from_numpy(np.concatenate(arrays))
+        if key == "data" and joined.dtype == torch.float64:
+            joined = _within_float32(joined)
         result[key] = joined.float() if SHAPES[key][-1] == "3" else joined.long()
     return result
+
+
+def _within_float32(points: Tensor) -> Tensor:
+    """Move clouds that lie so far from the origin that float32 would merge their points."""
+    middle = points.mean(1, keepdim=True)
+    extent = (points - middle).abs().amax((1, 2), keepdim=True)
+    return torch.where(middle.abs().amax(2, keepdim=True) > FAR * extent, points - middle, points)
 
 
 def numbered(folder: Path, pattern: str) -> list[Path]:
@@ -167,6 +178,12 @@ def load_hdf5(
         raise missing("hdf5", folder, [f"{folder}/{split}.h5 with arrays data and label"], home)
     arrays = load_clouds(paths, points, optional=("normal", "pid", "mask"), seed=seed)
     names_file, labels = folder / "shape_names.txt", arrays["label"]
+    for key, what in (("label", "classes"), ("pid", "parts")):
+        if key in arrays and int(arrays[key].max()) >= MOST:
+            raise ValueError(
+                f"{folder}: {key} reaches {int(arrays[key].max()):,} in {split}*.h5; number the "
+                f"{what} from 0, without gaps"
+            )
     names = (
         read_lines(names_file) if names_file.exists() else map(str, range(int(labels.max()) + 1))
     )

@@ -59,8 +59,7 @@ def load_scanobjectnn(
     folder, stem, official = VARIANTS[variant]
     name = f"{folder}/{FILES[split]}_{stem}.h5"
     place = data_root(root)
-    bases = [place / "h5_files", place, place / "ScanObjectNN" / "h5_files", place / "ScanObjectNN"]
-    path = next((base / name for base in bases if (base / name).exists()), None)
+    path = next((base / name for base in _bases(place) if (base / name).exists()), None)
     if path is None:
         raise missing(f"scanobjectnn:{variant}", place, [f"{place}/h5_files/{name}"], HOME)
     arrays = load_clouds([path], points, optional=("mask",), seed=seed)
@@ -84,11 +83,17 @@ def load_scanobjectnn(
 
 def find_scanobjectnn(root: Path) -> list[str]:
     """List the variants that lie under ``root``."""
-    bases = (root / "h5_files", root)
     return [
         f"scanobjectnn:{variant}"
         for variant, (folder, stem, _) in VARIANTS.items()
         if any(
-            (base / folder / f"{f}_{stem}.h5").exists() for base in bases for f in FILES.values()
+            (base / folder / f"{f}_{stem}.h5").exists()
+            for base in _bases(root)
+            for f in FILES.values()
         )
     ]
+
+
+def _bases(root: Path) -> list[Path]:
+    """Return where the release may have been unpacked."""
+    return [base / name for base in (root, root / "ScanObjectNN") for name in ("h5_files", ".")]

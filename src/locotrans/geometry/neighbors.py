@@ -224,6 +224,10 @@ def global_index(neighbors: Int[Tensor, "b n k"]) -> Int[Tensor, "m k"]:
     if torch.compiler.is_exporting():  # which knows no tensors to write to
         offset = n * torch.arange(b, device=neighbors.device)
         return (neighbors + offset[:, None, None]).flatten(0, 1).int()
+    if neighbors.device.type == "cpu" and not torch.compiler.is_compiling() and neighbors.numel():
+        low, high = neighbors.aminmax()  # a loop would read what is not there
+        if low < 0 or high >= n:
+            raise IndexError(f"neighbours must be from 0 to {n - 1}, got {int(low)} to {int(high)}")
     offset = torch.arange(0, b * n, n, dtype=neighbors.dtype, device=neighbors.device)
     rows = torch.empty_like(neighbors, dtype=torch.int32)
     return torch.add(neighbors, offset[:, None, None], out=rows).flatten(0, 1)

@@ -45,6 +45,8 @@ def axis_rotation(axis: Axis, angle: Float[Tensor, "*batch"]) -> Float[Tensor, "
     """Return the rotation by ``angle`` (radians) about the named coordinate axis."""
     if axis not in AXES:
         raise ValueError(f"axis must be one of {', '.join(AXES)}, got {axis!r}")
+    if not angle.is_floating_point():
+        angle = angle.to(torch.get_default_dtype())
     i = AXES.index(axis)
     j, k = (i + 1) % 3, (i + 2) % 3
     R = torch.zeros(*angle.shape, 3, 3, dtype=angle.dtype, device=angle.device)
@@ -86,8 +88,9 @@ def rotation_angle(R: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch"]:
 def rotation_axis(R: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch 3"]:
     """Return the unit axis about which each rotation turns by its `rotation_angle`.
 
+    Up to a right angle it is the direction of the skew part, ``R - R^T = 2 sin [a]_x``. Beyond,
     ``(R + R^T) / 2 = cos I + (1 - cos) a a^T``: every column of ``a a^T`` lies along the axis a,
-    and the longest is taken, which keeps full precision up to 180 degrees.
+    and the longest is taken. Each keeps full precision where the other loses it.
 
     Degenerate: the identity has no axis and gives the zero vector; by 180 degrees the sign is free.
     """
@@ -97,4 +100,5 @@ def rotation_axis(R: Float[Tensor, "*batch 3 3"]) -> Float[Tensor, "*batch 3"]:
     column = outer.gather(-1, longest[..., None, None].expand(*R.shape[:-1], 1)).squeeze(-1)
     skew = R[..., [2, 0, 1], [1, 2, 0]] - R[..., [1, 2, 0], [2, 0, 1]]
     sign = torch.where((column * skew).sum(-1, keepdim=True) >= 0, 1.0, -1.0)
-    return sign * column / column.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    axis = torch.where(cosine.squeeze(-1) > 0, skew, sign * column)
+    return axis / axis.norm(dim=-1, keepdim=True).clamp_min(1e-30)

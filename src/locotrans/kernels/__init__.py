@@ -49,6 +49,7 @@ def use_loops(x: Tensor, *, training: bool = False) -> bool:
         and not training
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")  # whose bfloat16 numpy does not know
+        and not torch.compiler.is_compiling()  # which compiles the plain code
         and _has_numba
     )
 

@@ -78,7 +78,7 @@ def _nearest(
     step = min(max(CACHE // n, ROWS), n)
 
     def work(first: int, last: int) -> None:
-        buffer = torch.empty(step, n)
+        buffer = absolute.new_empty(step, n)
         row = first
         while row < last:  # some rows of one cloud
             cloud, start = divmod(row, n)
@@ -194,7 +194,7 @@ def rpr_conv(
     step = max(1, min(m, CACHE // (k * max(d, pose))))
 
     def work(first: int, stop: int) -> None:
-        buffers = [torch.empty(step * k, width) for width in (pose, len(b1), c, c, d)]
+        buffers = [v.new_empty(step * k, width) for width in (pose, len(b1), c, c, d)]
         for start in range(first, stop, step):
             end = min(start + step, stop)
             f, h, x, refined, e = (buffer[: (end - start) * k] for buffer in buffers)

@@ -38,7 +38,7 @@ def select(distances, absolute, relative, k, out):
         bound = np.float32(np.inf)
         if whole >= k:
             bound = _kth(minima, whole, k)
-            bound += absolute[r] + relative * bound
+            bound += max(absolute[r] + relative * bound, np.float32(0))
         count = 0
         for block in range(whole + 1):
             if minima[block] <= bound:
@@ -59,8 +59,15 @@ def select(distances, absolute, relative, k, out):
                 chosen[place] = places[i]
                 place += 1
             ties -= tied
-        for i in range(place, k):  # where there are not k numbers, any that exist
-            chosen[i] = i
+        other = 0
+        while place < k:  # where there are not k numbers, any others that exist
+            taken = False
+            for i in range(place):
+                taken |= chosen[i] == other
+            if not taken:
+                chosen[place] = other
+                place += 1
+            other += 1
 
 
 @loop

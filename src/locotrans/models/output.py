@@ -109,7 +109,10 @@ def check_category(category: Tensor | None, categories: int, points: Tensor) -> 
         if category is not None:
             raise ValueError("the network knows no categories: leave category out")
         return
-    if tuple(category.shape) != tuple(points.shape[:1]) or category.is_floating_point():
+    if not isinstance(category, Tensor):
+        raise ValueError(f"category must be a tensor, got {type(category).__name__}")
+    numbers = not category.is_floating_point() and category.dtype != torch.bool
+    if tuple(category.shape) != tuple(points.shape[:1]) or not numbers:
         raise ValueError(
             f"category must hold one whole number for each of the {len(points)} clouds, "
             f"got {category.dtype} of shape {tuple(category.shape)}"
@@ -135,3 +138,9 @@ def check_colors(colors: Tensor | None, wanted: bool, points: Tensor) -> None:
             f"colors must have the shape of the points, {tuple(points.shape)}, "
             f"got {tuple(colors.shape)}"
         )
+    if colors is not None and colors.dtype != points.dtype:
+        raise ValueError(
+            f"colors must be {points.dtype} as the points are, from 0 to 1, got {colors.dtype}"
+        )
+    if colors is not None and _may_wait(points) and not bool(colors.isfinite().all()):
+        raise ValueError("colors must be finite: they hold nan or infinity")

@@ -27,6 +27,11 @@ def count_together() -> Iterator[None]:
             torch._foreach_add_(counters, 1)
 
 
+def takes_statistics(*norms: nn.Module | None) -> bool:
+    """Say whether any of some batch norms takes its statistics from the batch, and learns them."""
+    return any(norm is not None and norm.training for norm in norms)
+
+
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm over the last axis; every other axis (shapes, points, edges) is batch.
 
@@ -62,9 +67,12 @@ class BatchNorm(nn.BatchNorm1d):
             self._count(self.num_batches_tracked)
         assert self.running_mean is not None
         assert self.running_var is not None
-        assert self.momentum is not None
+        momentum = self.momentum
+        if momentum is None:  # the mean over all batches so far, of which this one may wait
+            waits = training and _waiting is not None
+            momentum = 1 / max(1, int(self.num_batches_tracked or 0) + waits)
         running = (self.running_mean, self.running_var)
-        return Norm(self.weight, self.bias, *running, training, self.momentum, self.eps)
+        return Norm(self.weight, self.bias, *running, training, momentum, self.eps)
 
     @staticmethod
     def _count(counter: Tensor) -> None:

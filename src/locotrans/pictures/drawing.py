@@ -82,10 +82,15 @@ def cloud_png(points: Float[Tensor, "n 3"]) -> bytes:
 
 def draw_cloud(axes: Axes, points: Float[Tensor, "n 3"], size: float = 14.0) -> None:
     """Draw the points of a cloud, the near ones dark and the far ones pale."""
-    seen = (points @ view_rotation().mT).cpu()
+    seen = _drawn(points) @ view_rotation().mT
     seen = seen[seen[:, 2].argsort()]  # the nearest last, on top
     x, y, depth = seen.unbind(-1)
     axes.scatter(x, y, s=size, c=_shades(INK, depth), linewidths=0)
+
+
+def _drawn(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return numbers of any device and type as matplotlib takes them."""
+    return x.detach().cpu().float()
 
 
 def draw_axes(
@@ -97,8 +102,8 @@ def draw_axes(
 ) -> None:
     """Draw one unit vector at every point, as a line with a head."""
     view = view_rotation()
-    start = (points @ view.mT).cpu()
-    step = (length * directions @ view.mT).cpu()
+    start = _drawn(points) @ view.mT
+    step = length * _drawn(directions) @ view.mT
     order = start[:, 2].argsort()
     start, step = start[order], step[order]
     x, y, depth = start.unbind(-1)
@@ -137,9 +142,9 @@ def draw_labels(
     size: float = 6.0,
 ) -> None:
     """Draw the points of a cloud in the colours of their labels, the nearest on top."""
-    seen = (points @ view_rotation().mT).cpu()
+    seen = _drawn(points) @ view_rotation().mT
     order = seen[:, 2].argsort()
-    seen, known = seen[order], labels.cpu()[order]
+    seen, known = seen[order], labels.cpu().long()[order]
     colors = label_colors(count)[known.clamp_min(0)]
     colors[known < 0] = 0.85  # unlabelled
     axes.scatter(seen[:, 0], seen[:, 1], s=size, c=colors.numpy(), linewidths=0)

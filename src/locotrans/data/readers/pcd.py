@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from locotrans.data.readers.lzf import LzfError, decompress
-from locotrans.data.readers.raw import Array, Raw, from_names
+from locotrans.data.readers.raw import Array, Raw, check_names, from_names
 from locotrans.data.readers.source import Source
 from locotrans.data.readers.text import numbers, unix_lines
 
@@ -82,6 +82,7 @@ def _read_header(source: Source, data: bytes) -> _Header:
     header = _Header(fields, dtypes, [int(c) for c in counts], points, kind, end.end())
     if points and header.row == 0:
         raise source.error("its header is damaged: every COUNT is 0")
+    check_names(source, fields)
     return header
 
 

@@ -1,6 +1,7 @@
 """From the arrays of a file to a `Cloud`: the checks and conversions that all formats share."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,10 @@ class Raw:
     """Says where in the file a point stands."""
 
 
+MEANT = {*AXES, *LABELS, *(name for names in (*NORMALS, *COLORS) for name in names)}
+"""Names of columns that have a meaning."""
+
+
 def from_names(source: Source, columns: Mapping[str, Array]) -> Raw:
     """Pick the columns that have a meaning by their names, whatever their case and order."""
     known = {name.strip(" \"'").lower(): column for name, column in columns.items()}
@@ -60,6 +65,14 @@ def from_names(source: Source, columns: Mapping[str, Array]) -> Raw:
         raise source.error(f"has no columns x, y and z, but {found}", "name the columns x, y and z")
     labels = next((known[name] for name in LABELS if name in known), None)
     return Raw(points, triple(*NORMALS), triple(*COLORS), labels)
+
+
+def check_names(source: Source, names: Iterable[str]) -> None:
+    """Refuse columns of one name: which of them is meant?"""
+    counts = Counter(name.strip(" \"'").lower() for name in names)
+    for name, count in counts.items():
+        if count > 1 and name in MEANT:
+            raise source.error(f"has {count} columns {name}", "name every column once")
 
 
 def finish(source: Source, raw: Raw) -> Cloud:

@@ -10,15 +10,16 @@ from locotrans.data.readers.text import table, unix_lines
 
 HEADER = 84
 FACET = np.dtype([("normal", "<f4", 3), ("corners", "<f4", (3, 3)), ("attribute", "<u2")])
-CORNER = re.compile(rb"\bvertex[ \t]+([^\n]*)")
+CORNER = re.compile(rb"^[ \t]*vertex[ \t]+([^\n]*)", re.MULTILINE)
 
 
 def read_stl(source: Source) -> Raw:
     """Read triangles; corners are not merged, and the normals come from them."""
     data = source.read()
     facets = int.from_bytes(data[80:HEADER], "little") if len(data) >= HEADER else 0
-    exact = len(data) == HEADER + facets * FACET.itemsize and len(data) >= HEADER
-    if data.lstrip()[:5].lower() == b"solid" and not exact:
+    size = HEADER + facets * FACET.itemsize
+    binary = len(data) == size or (len(data) > size and b"endsolid" not in data.lower())
+    if data.lstrip()[:5].lower() == b"solid" and not (binary and len(data) >= HEADER):
         corners = _read_text(source, data)
     else:
         if HEADER + facets * FACET.itemsize > len(data) or len(data) < HEADER:

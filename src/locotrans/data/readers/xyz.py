@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from locotrans.data.readers.columns import from_columns
-from locotrans.data.readers.raw import Raw, from_names
+from locotrans.data.readers.raw import Raw, check_names, from_names
 from locotrans.data.readers.source import Source
 from locotrans.data.readers.text import read_text, table, without_comments
 
@@ -50,6 +50,7 @@ def read_xyz(source: Source) -> Raw:
             "name every column, without blanks in the names",
         )
     if len(names) == columns:
+        check_names(source, names)
         raw = from_names(source, dict(zip(names, values.T, strict=True)))
     else:
         raw = from_columns(source, values)
