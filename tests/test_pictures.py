@@ -16,6 +16,7 @@ from locotrans.pictures import (
     save_figure,
     view_rotation,
 )
+from locotrans.pictures.drawing import cloud_png
 
 UP = torch.tensor([0.0, 0.0, 1.0])
 
@@ -159,3 +160,9 @@ def test_label_colours_differ():
     apart = torch.cdist(colors, colors) + 10 * torch.eye(50)
     assert apart.min() > 0.02
     assert apart[:13, :13].min() > 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_numbers_of_any_type_are_drawn(cloud, dtype):
+    expected = cloud_png(cloud.half().float())
+    assert cloud_png(cloud.half().to(dtype).requires_grad_()) == expected

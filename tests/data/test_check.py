@@ -25,6 +25,13 @@ def test_every_layout_is_recognised(name, exported):
     assert any("test: " in line for line in report.lines())
 
 
+def test_a_release_in_a_folder_of_its_name_is_found(exported):
+    root = exported("scanobjectnn:obj_bg")
+    (root / "ScanObjectNN").mkdir()
+    (root / "h5_files").rename(root / "ScanObjectNN" / "h5_files")
+    assert [found.name for found in check(root).sets] == ["scanobjectnn:obj_bg"]
+
+
 def test_several_sets_and_what_is_wrong(exported):
     exported("modelnet40:hdf5")
     exported("scanobjectnn:obj_bg")

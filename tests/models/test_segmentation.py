@@ -195,3 +195,7 @@ def test_bad_input(name):
         scenes(clouds())
     with pytest.raises(ValueError, match="colors must have the shape of the points"):
         scenes(clouds(), colors=COLORS[:, :3])
+    with pytest.raises(ValueError, match=r"colors must be torch.float\d\d as the points are"):
+        scenes(clouds(), colors=COLORS.half())
+    with pytest.raises(ValueError, match="colors must be finite"):
+        scenes(clouds(), colors=COLORS * torch.nan)

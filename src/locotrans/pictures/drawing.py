@@ -162,6 +162,6 @@ def _shades(color: str, depth: Float[Tensor, "n"]) -> list[tuple[float, float, f
 
 def show_sphere(axes: Axes, points: Float[Tensor, "n 3"]) -> None:
     """Show the sphere about the origin that holds the cloud: the same scale in every pose."""
-    radius = 1.05 * float(points.norm(dim=-1).max().clamp_min(1e-9))
+    radius = 1.05 * float(_drawn(points).norm(dim=-1).max().clamp_min(1e-9))
     axes.set_xlim(-radius, radius)
     axes.set_ylim(-radius, radius)

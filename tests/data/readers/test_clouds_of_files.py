@@ -285,3 +285,32 @@ def test_libraries_are_imported_when_a_file_needs_them():
         statements = ast.parse(file.read_text()).body
         names = {a.name for s in statements if isinstance(s, ast.Import) for a in s.names}
         assert names.isdisjoint({"trimesh", "h5py", "laspy", "lazrs"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "x,y,z,x\n1,2,3,7\n4,5,6,8\n"),
+        ("a.txt", "# x y z label Label\n1 2 3 0 1\n4 5 6 0 1\n"),
+        (
+            "a.pcd",
+            "VERSION .7\nFIELDS x y z x\nSIZE 4 4 4 4\nTYPE F F F F\nCOUNT 1 1 1 1\nWIDTH 2\n"
+            "HEIGHT 1\nPOINTS 2\nDATA ascii\n1 2 3 4\n5 6 7 8\n",
+        ),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ReadError, match=r"has 2 columns (x|label)"):
+        read_cloud(tmp_path / name)
+
+
+def test_stl_files_with_treacherous_titles(files, tmp_path):
+    text = files["mesh_text.stl"].read_bytes()
+    _, _, rest = text.partition(b"\n")
+    (tmp_path / "text.stl").write_bytes(b"solid vertex 1\n" + rest)
+    binary = files["mesh.stl"].read_bytes()
+    (tmp_path / "binary.stl").write_bytes(b"solid" + binary[5:] + b"\0\0")
+    for name, true in (("text.stl", "mesh_text.stl"), ("binary.stl", "mesh.stl")):
+        found, expected = read_mesh(tmp_path / name), read_mesh(files[true])
+        assert torch.equal(found.points, expected.points)
