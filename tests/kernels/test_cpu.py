@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 import torch
@@ -170,6 +171,29 @@ def test_only_where_nothing_else_is_asked_for():
     assert not use_loops(x.double())
     with torch.enable_grad():
         assert not use_loops(x)
+
+
+def test_threads_that_begin_meanwhile_keep_their_number(monkeypatch, generator):
+    monkeypatch.setattr(threads, "ALONE", 16)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen = []
+
+    def work(start, stop):
+        if start == 0:
+            stranger = Thread(target=lambda: seen.append(torch.get_num_threads()))
+            stranger.start()
+            stranger.join()
+        seen.append(-torch.get_num_threads())
+
+    try:
+        threads.share_out(work, 10)  # starts nothing
+        threads.share_out(work, 100)
+        threads.share_out(work, 100)
+    finally:
+        torch.set_num_threads(before)
+    assert [x for x in seen if x > 0] == [2, 2, 2]
+    assert [x for x in seen if x < 0] == [-2, -1, -1, -1, -1]
 
 
 def test_threads_of_the_user(monkeypatch):

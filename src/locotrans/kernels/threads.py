@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Lock
+from threading import Barrier, Lock
 
 import torch
 
@@ -40,12 +40,28 @@ def share_out(work: Callable[[int, int], None], rows: int) -> None:
         return
     bounds = [rows * i // threads for i in range(threads + 1)]
     try:
-        with single_threads():
-            if threads not in _pools:
-                _pools[threads] = ThreadPoolExecutor(threads)
-            list(_pools[threads].map(work, bounds[:-1], bounds[1:]))
+        if threads not in _pools:
+            _pools[threads] = _started(threads)
+        list(_pools[threads].map(work, bounds[:-1], bounds[1:]))
     finally:
         _busy.release()
+
+
+def _started(threads: int) -> ThreadPoolExecutor:
+    """Return threads in each of which torch uses no other, now and later.
+
+    Torch gives a thread its number when it is first used there. It is lowered for that moment only:
+    threads of other people that begin meanwhile would keep it, too.
+    """
+    pool, all_here = ThreadPoolExecutor(threads), Barrier(threads)
+
+    def begin(_: int) -> None:
+        torch.get_num_threads()
+        all_here.wait()
+
+    with single_threads():
+        list(pool.map(begin, range(threads)))
+    return pool
 
 
 def _forget() -> None:
