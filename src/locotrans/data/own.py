@@ -114,7 +114,7 @@ def load_entries(
     skip: bool,
 ) -> CloudSet:
     """Load the files of a split; class names come from all entries, so splits agree on them."""
-    folder, entries = listing.folder, listing.entries
+    folder, entries, axis = listing.folder, listing.entries, as_axis(up)
     check_split(name, split, sorted({*SPLITS, *(entry.split for entry in entries)} - {""}))
     labels = {entry.label for entry in entries}
     numeric = all(label.isdecimal() for label in labels)
@@ -149,7 +149,7 @@ def load_entries(
     return CloudSet(
         name=name,
         split=split,
-        up=as_axis(up),
+        up=axis,
         points=normalized(clouds.points),
         labels=torch.tensor([names.index(mine[row].label) for row in rows]),
         class_names=tuple(names),
