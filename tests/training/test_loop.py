@@ -12,9 +12,10 @@ from rich.console import Console
 from locotrans.training import TrainConfig, evaluate, load_weights, loop, train
 from locotrans.training import step as step_module
 from locotrans.training.augment import augment
+from locotrans.training.folder import check_folder, locked
 from locotrans.training.loop import epoch_order, learning_rate
 from locotrans.training.parts import split
-from locotrans.training.run import Run, check_folder, locked
+from locotrans.training.run import Run
 
 QUIET = Console(file=io.StringIO())
 

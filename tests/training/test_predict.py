@@ -13,7 +13,7 @@ from torch import nn
 from data.readers import writers
 from dying_reader import die_on_plates
 from locotrans.data import load_dataset
-from locotrans.data.listing import is_prose
+from locotrans.data.prose import is_prose
 from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import farthest_points
 from locotrans.models import ClassifierOutput, create_model

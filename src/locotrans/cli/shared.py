@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from locotrans.counting import counted
+from locotrans.counting import counted, listed
 
 if TYPE_CHECKING:
     import torch
@@ -43,22 +43,26 @@ def load_test(
     name = data or metadata["data"]
     points = metadata["points"] if points is None else points
     shapes = trained_shapes(metadata, data, split) if shapes is None else shapes
-    if root is None and data in (None, metadata["data"]):
+    if root is None and is_trained_on(metadata, data):
         root = trained_root(weights)
     clouds = load_dataset(name, split, root=root, points=points, shapes=shapes)
-    if model_task(metadata["model"]) == "classification":
-        clouds = with_classes_of(metadata, clouds)
-        same = True
-    else:
-        clouds = with_parts_of(metadata, clouds)
-        same = list(clouds.part_names) == metadata.get("part_names")
+    parts = model_task(metadata["model"]) != "classification"
+    clouds = (with_parts_of if parts else with_classes_of)(metadata, clouds)
     numbers = [str(i) for i in range(len(clouds.class_names))]  # where no names are known
-    if not same or metadata["class_names"] not in (list(clouds.class_names), numbers):
+    same = metadata["class_names"] in (list(clouds.class_names), numbers)
+    if parts:
+        same = same and list(clouds.part_names) == metadata.get("part_names")
+    if not same:
         raise ValueError(
             f"{weights} tells other classes apart than data set {name!r} has "
             f"({other_names(metadata, clouds)}); evaluate it on data such as it was trained on"
         )
     return model, metadata, clouds
+
+
+def is_trained_on(metadata: dict[str, Any], data: str | None) -> bool:
+    """Say whether a data set, as a user names it or not at all, is the one of the weights."""
+    return data in (None, metadata["data"], metadata.get("settings", {}).get("data"))
 
 
 def trained_root(weights: Path) -> Path | None:
@@ -98,9 +102,9 @@ def with_parts_of(metadata: dict[str, Any], clouds: "CloudSet") -> "CloudSet":
 
 def trained_shapes(metadata: dict[str, Any], data: str | None, split: str) -> int | None:
     """Return how many shapes of a split a run was told to take, if it is a split of its data."""
-    settings = metadata.get("settings", {})
-    if data not in (None, metadata["data"], settings.get("data")):
+    if not is_trained_on(metadata, data):
         return None
+    settings = metadata.get("settings", {})
     fields = {settings.get("train_split"): "shapes", "test": "test_shapes"}
     return settings.get(fields.get(split))
 
@@ -115,8 +119,7 @@ def other_names(metadata: dict[str, Any], clouds: "CloudSet") -> str:
             ("the data", [name for name in theirs if name not in known]),
         ):
             if names and known:
-                more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-                said.append(f"{what} of {where} alone: {', '.join(names[:5])}{more}")
+                said.append(f"{what} of {where} alone: {listed(names)}")
     return "; ".join(said) or "in another order"
 
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from locotrans.data.clouds import CloudSet
+from locotrans.data.readers.raw import without_offset
 from locotrans.data.registry import register_dataset
 from locotrans.data.roots import check_split, data_root, missing, read_lines
 from locotrans.data.transforms import normalize
 from locotrans.geometry import Axis
 
-FAR = 1e3  # times its extent from the origin, a cloud loses digits in float32
 MOST = 100_000  # classes or parts; larger numbers are no labels
 LARGEST = 64 * 2**30
 """Bytes of an array beyond which a file is refused instead of read."""
@@ -117,18 +117,12 @@ def load_clouds(
     result = {}
     for key in (key for key in (*needed, *optional) if all(key in part for part in parts)):
         arrays = [part[key] if key == "label" else part[key][:, columns] for part in parts]
-        joined = torch.from_numpy(np.concatenate(arrays))
-        if key == "data" and joined.dtype == torch.float64:
-            joined = _within_float32(joined)
+        whole = np.concatenate(arrays)
+        if key == "data" and whole.dtype == np.float64:  # perhaps far from the origin
+            whole = np.stack([without_offset(cloud)[0] for cloud in whole])
+        joined = torch.from_numpy(whole)
         result[key] = joined.float() if SHAPES[key][-1] == "3" else joined.long()
     return result
-
-
-def _within_float32(points: Tensor) -> Tensor:
-    """Move clouds that lie so far from the origin that float32 would merge their points."""
-    middle = points.mean(1, keepdim=True)
-    extent = (points - middle).abs().amax((1, 2), keepdim=True)
-    return torch.where(middle.abs().amax(2, keepdim=True) > FAR * extent, points - middle, points)
 
 
 def numbered(folder: Path, pattern: str) -> list[Path]:

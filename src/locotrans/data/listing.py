@@ -9,7 +9,6 @@ import hashlib
 import io
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from locotrans.counting import counted
+from locotrans.data.prose import is_prose
 
 log = logging.getLogger("locotrans.data")
 SPLITS = ("train", "test")
@@ -283,35 +283,6 @@ def walk(folder: Path) -> Iterator[Path]:
 def _say_that_it_is_passed_over(path: Path) -> None:
     """Once, however often a folder is listed."""
     log.warning("%s is passed over: its first lines hold no numbers", path)
-
-
-def is_prose(path: Path) -> bool:
-    """Say whether a .txt is words: no line of its first 20 has as many numbers as other words.
-
-    Comments do not count; a file that is empty, binary or unreadable is left for the reader to
-    refuse.
-    """
-    if path.suffix.lower() != ".txt":
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.read(2**12)
-    except OSError:
-        return False
-    lines = [line.split(b"#")[0].split(b"//")[0] for line in head.splitlines()]
-    words = [re.findall(rb"[^\s,;\"]+", line) for line in lines]
-    words = [line for line in words if line][:20]
-    if not words or b"\0" in head:
-        return False
-    return all(2 * sum(map(_is_number, line)) < len(line) for line in words)
-
-
-def _is_number(word: bytes) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _identity(folder: str) -> tuple[int, int]:

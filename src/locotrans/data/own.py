@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from locotrans.counting import counted
+from locotrans.counting import counted, listed
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import SPLITS, Entry, choose_split, list_folder, list_table
@@ -136,10 +136,11 @@ def load_entries(
         notes.append(
             f"{files} fewer than {counted(points, 'point')}: they are filled up with {copies}"
         )
-    absent = [label for label in names if label not in {mine[row].label for row in rows}]
+    present = {mine[row].label for row in rows}
+    absent = [label for label in names if label not in present]
     if absent:
-        which = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        notes.append(f"{counted(len(absent), 'class has', 'classes have')} no shape here: {which}")
+        which = counted(len(absent), "class has", "classes have")
+        notes.append(f"{which} no shape here: {listed(absent)}")
     if len(names) == 1 and not count:
         notes.append(f"there is one class only, {names[0]}: nothing to tell it from")
     left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]

@@ -41,7 +41,12 @@ def use_kernels(x: Tensor) -> bool:
 
 
 def use_loops(x: Tensor, *, training: bool = False) -> bool:
-    """Say whether the compiled loops of the CPU are to be used for a tensor like ``x``."""
+    """Say whether the compiled loops of the CPU are to be used for a tensor like ``x``.
+
+    Args:
+        x: the tensor.
+        training: whether a batch norm of the layer, whatever the layer's own mode, is in training.
+    """
     return (
         _setting == "auto"
         and x.device.type == "cpu"

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.kernels import use_kernels, use_loops
-from locotrans.nn.norm import BatchNorm, takes_statistics
+from locotrans.nn.norm import BatchNorm
 
 SLOPE = 0.2  # of every leaky ReLU of the paper
 CACHE = 2**18  # numbers of an edge tensor that a CPU works on at a time,
@@ -83,7 +83,7 @@ class EdgeConv(nn.Module):
             from locotrans.kernels.edge_max import edge_max
 
             out = edge_max(u, w, index, self.norm.statistics())
-        elif use_loops(x, training=takes_statistics(self.norm)):
+        elif use_loops(x, training=self.norm.training):
             from locotrans.kernels import cpu
 
             scale, shift = cpu.fold(self.norm)
@@ -93,7 +93,7 @@ class EdgeConv(nn.Module):
             def edges(rows: slice) -> Tensor:
                 return leaky_max(self.norm(gather(u, index[rows]) + w[rows].unsqueeze(1)))
 
-            out = by_rows(edges, index, u.shape[1], takes_statistics(self.norm))
+            out = by_rows(edges, index, u.shape[1], self.norm.training)
         return out.unflatten(0, x.shape[:2])
 
 
@@ -107,7 +107,7 @@ class PointLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch d"]:
         """Map the features of every point."""
-        if use_loops(x, training=takes_statistics(self.norm)):
+        if use_loops(x, training=self.norm.training):
             from locotrans.kernels import cpu
 
             bias, weight = cpu.fold_linear(self.linear, self.norm)

@@ -27,11 +27,6 @@ def count_together() -> Iterator[None]:
             torch._foreach_add_(counters, 1)
 
 
-def takes_statistics(*norms: nn.Module | None) -> bool:
-    """Say whether any of some batch norms takes its statistics from the batch, and learns them."""
-    return any(norm is not None and norm.training for norm in norms)
-
-
 class BatchNorm(nn.BatchNorm1d):
     """Batch norm over the last axis; every other axis (shapes, points, edges) is batch.
 

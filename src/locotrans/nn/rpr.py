@@ -12,7 +12,7 @@ from locotrans.geometry.vectors import safe_length, safe_normalize
 from locotrans.kernels import product_precision, stored_dtype, use_kernels, use_loops
 from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.lcrf import to_frame
-from locotrans.nn.norm import BatchNorm, takes_statistics
+from locotrans.nn.norm import BatchNorm
 from locotrans.nn.vn import narrow
 
 
@@ -48,7 +48,7 @@ class FrameConv(nn.Module):
             from locotrans.kernels.edge_max import frame_conv
 
             out = frame_conv(p, index, matrix, self.norm.statistics(), w=offset)
-        elif use_loops(points, training=takes_statistics(self.norm)):
+        elif use_loops(points, training=self.norm.training):
             from locotrans.kernels import cpu
 
             scale, shift = cpu.fold(self.norm)
@@ -61,7 +61,7 @@ class FrameConv(nn.Module):
                 e = e if offset is None else e + offset[rows].unsqueeze(1)
                 return leaky_max(self.norm(e))
 
-            out = by_rows(edges, index, matrix.shape[-1], takes_statistics(self.norm))
+            out = by_rows(edges, index, matrix.shape[-1], self.norm.training)
         return out.unflatten(0, points.shape[:2])
 
 
@@ -130,7 +130,7 @@ class RelativePoseConv(nn.Module):
                 return self._fused(x, v, neighbors, frames)
         v = narrow(v, self.kernel1.in_features // 3)
         index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
-        if use_loops(x, training=takes_statistics(*self._norms())):
+        if use_loops(x, training=self._learns()):
             return self._by_loops(x, flat, index, U)
 
         def pose(rows: slice) -> Tensor:
@@ -158,11 +158,12 @@ class RelativePoseConv(nn.Module):
             e = F.linear(x_hat, w1) + reference[rows].unsqueeze(1)
             return leaky_max(self.norm(e))  # Eq. 16
 
-        out = by_rows(edges, index, len(w1), takes_statistics(*self._norms()))
+        out = by_rows(edges, index, len(w1), self._learns())
         return out.unflatten(0, x.shape[:2])
 
-    def _norms(self) -> tuple[nn.Module | None, ...]:
-        return self.kernel_norm, self.pose_norm, self.refine_norm, self.norm
+    def _learns(self) -> bool:
+        norms = (self.kernel_norm, self.pose_norm, self.refine_norm, self.norm)
+        return any(norm is not None and norm.training for norm in norms)
 
     def _by_loops(
         self,

@@ -20,7 +20,7 @@ from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length
 from locotrans.kernels import use_kernels, use_loops
 from locotrans.nn.edge import SLOPE, by_rows, edge_products
-from locotrans.nn.norm import BatchNorm, takes_statistics
+from locotrans.nn.norm import BatchNorm
 
 EPS = 1e-6
 
@@ -105,7 +105,7 @@ class VNLayer(nn.Module):
             pq, offset = self._products(v, mean)
             out = vn_norm_act(pq, self.norm.norm.statistics(), shared=self._shared(), offset=offset)
             return out if wide else narrow(out, self.linear.out_features)
-        if use_loops(v, training=takes_statistics(self.norm.norm)):
+        if use_loops(v, training=self.norm.norm.training):
             from locotrans.kernels import cpu
 
             parts = [self.linear.weight, self.direction.weight]
@@ -220,7 +220,7 @@ class VNEdgeConv(nn.Module):
             uw = F.linear(filled.flatten(0, 1), pack_edges(*parts))
             out = vn_edge_conv(uw, index, self.norm.norm.statistics()).unflatten(0, v.shape[:2])
             return out if wide else narrow(out, self.linear.out_features)
-        if use_loops(v, training=takes_statistics(self.norm.norm)):
+        if use_loops(v, training=self.norm.norm.training):
             from locotrans.kernels import cpu
 
             linear, direction = parts
@@ -232,7 +232,7 @@ class VNEdgeConv(nn.Module):
             p, q = (gather(u, index[rows]) + w[rows].unsqueeze(1)).chunk(2, dim=-1)
             return vn_leaky_relu(self.norm(p), q).mean(dim=1)  # of (m, k, 3, d)
 
-        out = by_rows(edges, index, u[0].numel(), takes_statistics(self.norm.norm))
+        out = by_rows(edges, index, u[0].numel(), self.norm.norm.training)
         return out.unflatten(0, v.shape[:2])
 
 

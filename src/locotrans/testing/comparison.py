@@ -72,17 +72,13 @@ def compare(
                 if error > worst or not where:
                     worst, where = error, f"{name} under {what}"
     if worst > tolerance:
-        mode = "; it is in training mode, perhaps call eval()" if is_training(model) else ""
+        trains = isinstance(model, nn.Module) and model.training
+        mode = "; it is in training mode, perhaps call eval()" if trains else ""
         raise AssertionError(
             f"not {kind}: the relative error of {where} is {worst:.2e}, "
             f"above the tolerance {tolerance:.0e} (points in {points.dtype}){mode}"
         )
     return worst
-
-
-def is_training(model: Model) -> bool:
-    """Say whether a module is in training mode."""
-    return isinstance(model, nn.Module) and model.training
 
 
 def _relative_error(value: Tensor, expected: Tensor) -> float:

@@ -70,8 +70,8 @@ def evaluate(
         seed: seed of the rotations, which depend on it and on the shape's index alone.
         batch_size: shapes at a time; no effect on the result beyond rounding.
         device: where to compute.
-        excluded: ids of shapes, as for `kept_rows`; with any, the
-            figures without those shapes stand beside the others, as ``without_excluded``.
+        excluded: ids of shapes, as for `kept_rows`; with any, the figures without those shapes
+            stand beside the others, as ``without_excluded``.
     """
     if len(data) == 0:
         raise ValueError(f"data set {data.name!r} has no shapes in split {data.split!r}")
@@ -132,8 +132,8 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
     """
     where = f"{data.name} ({data.split})"
     by_name: dict[str, list[str]] = {}
-    for known in data.ids:
-        by_name.setdefault(_bare(known).rpartition("/")[2], []).append(known)
+    for whole in data.ids:
+        by_name.setdefault(_bare(whole).rpartition("/")[2], []).append(whole)
     unwanted: set[str] = set()
     for name in excluded:
         bare = _bare(name)

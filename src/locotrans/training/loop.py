@@ -28,9 +28,10 @@ from locotrans.distributed import process, processes
 from locotrans.training.augment import augment, draw_labelled
 from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
+from locotrans.training.folder import check_folder, locked
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
-from locotrans.training.run import EPOCH_ORDER, STEP, Run, check_folder, locked
+from locotrans.training.run import EPOCH_ORDER, STEP, Run
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)

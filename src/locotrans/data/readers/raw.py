@@ -148,31 +148,33 @@ def _check_finite(source: Source, raw: Raw, what: str, values: Array) -> None:
 
 
 def _single(source: Source, values: Array) -> tuple[Array, tuple[float, float, float]]:
+    """Convert to float32, by `without_offset` where values are wider; return the offset, too."""
+    if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
+        return np.array(values, np.float32, order="C"), (0.0, 0.0, 0.0)
+    wide = np.array(values, np.float64, order="C")
+    farthest = np.abs(wide).max()
+    if farthest > 1e38:
+        raise source.error(
+            f"coordinates reach {farthest:.3g}, beyond single precision", "check its units"
+        )
+    single, offset = without_offset(wide)
+    return single, (offset[0].item(), offset[1].item(), offset[2].item())
+
+
+def without_offset(wide: Array) -> tuple[Array, Array]:
     """Convert to float32, less a whole-numbered offset where float32 would lose the shape.
 
     That is where the cloud is farther than 1,000 from the origin, farther than 16 times its own
     extent, and not representable: map coordinates, but not a part in millimetres.
     """
-    zero = (0.0, 0.0, 0.0)
-    if values.dtype.kind == "f" and values.dtype.itemsize <= 4:
-        return np.array(values, np.float32, order="C"), zero
-    wide = np.array(values, np.float64, order="C")
     low, high = wide.min(axis=0), wide.max(axis=0)
     farthest = max(np.abs(low).max(), np.abs(high).max())
-    if farthest > 1e38:
-        raise source.error(
-            f"coordinates reach {farthest:.3g}, beyond single precision", "check its units"
-        )
     single = wide.astype(np.float32)
     near = farthest < 1000 or farthest < 16 * (high - low).max()
     if near or (single == wide).all():
-        return single, zero
+        return single, np.zeros(3)
     offset = np.floor((low + high) / 2)
-    return (wide - offset).astype(np.float32), (
-        offset[0].item(),
-        offset[1].item(),
-        offset[2].item(),
-    )
+    return (wide - offset).astype(np.float32), offset
 
 
 def _unit(source: Source, raw: Raw, colors: Array) -> Array:

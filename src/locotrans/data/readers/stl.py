@@ -18,11 +18,11 @@ def read_stl(source: Source) -> Raw:
     data = source.read()
     facets = int.from_bytes(data[80:HEADER], "little") if len(data) >= HEADER else 0
     size = HEADER + facets * FACET.itemsize
-    binary = len(data) == size or (len(data) > size and b"endsolid" not in data.lower())
-    if data.lstrip()[:5].lower() == b"solid" and not (binary and len(data) >= HEADER):
+    titled = data.lstrip()[:5].lower() == b"solid"  # as text is, and some binary files are, too
+    if titled and (len(data) < size or (len(data) > size and b"endsolid" in data.lower())):
         corners = _read_text(source, data)
     else:
-        if HEADER + facets * FACET.itemsize > len(data) or len(data) < HEADER:
+        if size > len(data):
             raise source.error(
                 f"promises {facets} triangles, but has {len(data)} bytes: no stl file, or cut short"
             )

@@ -68,3 +68,10 @@ def _is_output(path: Path) -> bool:
 def printable(path: Path) -> str:
     """Return a path for a terminal: what is no character to print is written as an escape."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
+
+
+def reason_of(error: Exception, path: Path) -> str:
+    """Say in a line why a file gave no answer; an error that was not foreseen is named."""
+    reason = " ".join(str(error).removeprefix(f"{path}: ").split()) or type(error).__name__
+    expected = isinstance(error, ValueError | OSError)
+    return reason if expected else f"{type(error).__name__}: {reason}"

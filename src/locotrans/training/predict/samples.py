@@ -20,6 +20,7 @@ from locotrans.data.own import KEEP
 from locotrans.data.own_files import check_extent
 from locotrans.data.prepared import draw, fill
 from locotrans.data.spread import spread_points
+from locotrans.training.predict.files import reason_of
 
 Choice = Literal["random", "farthest", "even"]
 
@@ -81,9 +82,7 @@ def load_sample(
     try:
         sample = _load(path, count, seed, max_bytes, choice, filled)
     except Exception as error:  # also what a reader did not foresee must not end a long run
-        reason = " ".join(str(error).removeprefix(f"{path}: ").split()) or type(error).__name__
-        expected = isinstance(error, ValueError | OSError)
-        sample = Sample(path, error=reason if expected else f"{type(error).__name__}: {reason}")
+        sample = Sample(path, error=reason_of(error, path))
     return sample._replace(seconds=time.thread_time() - start)
 
 

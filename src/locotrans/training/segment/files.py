@@ -13,7 +13,7 @@ from rich.progress import Progress
 from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.pictures import label_colors, labels_figure, save_figure
-from locotrans.training.predict.files import find_files, printable
+from locotrans.training.predict.files import find_files, printable, reason_of
 from locotrans.training.record import find_device, write_json
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
 from locotrans.training.segment.scenes import Report
@@ -155,11 +155,7 @@ def segment_files(
             try:
                 yield _segment(network, path, out, category, picture, seed, report)
             except Exception as error:  # also what was not foreseen must not end a long run
-                reason = " ".join(str(error).removeprefix(f"{path}: ").split())
-                reason = reason or type(error).__name__
-                expected = isinstance(error, ValueError | OSError)
-                reason = reason if expected else f"{type(error).__name__}: {reason}"
-                yield Segmented(path, error=reason)
+                yield Segmented(path, error=reason_of(error, path))
             bar.remove_task(votes)
             bar.advance(files)
 
