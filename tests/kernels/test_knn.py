@@ -48,7 +48,8 @@ def fused_row(x, k, row, coordinates, device):
 
 
 @pytest.mark.parametrize(
-    ("n", "k", "columns"), [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (17, 5, 16), (66, 64, 1024)]
+    ("n", "k", "columns"),
+    [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (17, 5, 16), (50, 20, 1024), (66, 64, 1024)],
 )
 def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch, generator):
     monkeypatch.setattr(kernel, "COLUMNS", columns)

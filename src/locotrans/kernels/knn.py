@@ -75,7 +75,8 @@ def _select(
     near = out.new_empty(b, rows, triton.next_power_of_2(2 * k))
     if n <= COLUMNS:
         groups = min(GROUPS, triton.next_power_of_2(n))
-        blocks = triton.next_power_of_2(triton.cdiv(n, groups))
+        # at least two: Triton 3.6 fails on a row whose groups are single columns, as many as NEAR
+        blocks = max(2, triton.next_power_of_2(triton.cdiv(n, groups)))
         select_kernel[(rows, b)](
             source, slack, relative, near, out, first, rows, n, k,
             COORDINATES=coordinates, BLOCKS=blocks, GROUPS=groups, NEAR=near.shape[-1],
