@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -87,6 +88,38 @@ def test_the_average_by_hand():
     assert average.model[1].num_batches_tracked.item() == 2
     average.update(10**6)  # later: the decay that was asked for
     assert average.model[0].weight.item() == pytest.approx((expected + 2) / 2, rel=1e-6)
+
+
+def test_statistics_of_the_average_are_means_over_the_batches_that_it_sees(generator):
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=0.3))
+    average = WeightAverage(model, decay=0.5)
+    batches = 4 * torch.randn(5, 7, 3, generator=generator) + 2
+    average.settle(partial(average.model, batch) for batch in batches)
+    first = average.model[1]
+    assert torch.allclose(first.running_mean, batches.mean((0, 1)))
+    assert torch.allclose(first.running_var, batches.var(1).mean(0))
+    assert [norm.momentum for norm in average.model[1:]] == [0.1, 0.3]
+    assert not any(module.training for module in average.model.modules())
+
+
+def test_the_average_settles_before_every_evaluation(ours, monkeypatch):
+    name = "invariant_branch.first.norm.running_mean"
+    seen = []
+    settle = WeightAverage.settle
+
+    def watch(average, passes):
+        passes = list(passes)
+        before = average.model.state_dict()[name].clone()
+        settle(average, passes)
+        seen.append((len(passes), before, average.model.state_dict()[name].clone()))
+
+    monkeypatch.setattr(WeightAverage, "settle", watch)
+    config = dataclasses.replace(ours, evaluate_every=2, batch_size=4)  # 14 shapes, 3 epochs
+    train(config, QUIET)
+    assert [count for count, _, _ in seen] == [3, 3]  # after epochs 2 and 3
+    assert not any(torch.equal(before, after) for _, before, after in seen)
+    weights, _ = read_tensors(ours.out / "weights.safetensors")
+    assert torch.equal(weights[name], seen[-1][2])
 
 
 def test_validation_is_a_share_of_the_training_split_and_the_test_split_is_not_read(tiny):

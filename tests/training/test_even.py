@@ -87,7 +87,7 @@ def test_a_run_draws_versions_and_measures_evened_clouds(tiny, generator):
     config = dataclasses.replace(tiny, even=True, resample=8)
     run = Run(config)
     batch = torch.arange(26).repeat(20)
-    drawn = run.clouds(batch, generator)
+    drawn = run._clouds(batch, generator)
     which = (drawn[None] == run.versions[:, batch]).flatten(2).all(-1)
     assert which.any(0).all()
     assert which.float().mean(1).min() > 0.5 / VERSIONS
@@ -95,7 +95,7 @@ def test_a_run_draws_versions_and_measures_evened_clouds(tiny, generator):
     assert torch.equal(run.held_out.points, evened(test, 16).points)
     plain = Run(tiny)
     assert plain.versions is None
-    assert torch.equal(plain.clouds(batch, generator), plain.points[batch])
+    assert torch.equal(plain._clouds(batch, generator), plain.points[batch])
 
 
 def test_a_run_that_was_cut_goes_on_with_the_same_bits(tiny, even_run):

@@ -56,7 +56,7 @@ class HeadLayer(nn.Module):
         if use_kernels(x):
             from locotrans.kernels.head import norm_act, supported
 
-            if supported(x, training=self.training):
+            if supported(x, training=self.norm.training):
                 return norm_act(x, self.norm.statistics(), SLOPE)
         return F.leaky_relu(self.norm(x), SLOPE)
 

@@ -1,14 +1,14 @@
 """A moving average of the weights, which tests better than the weights of any one step."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 
 class WeightAverage:
-    """An exponential moving average of a network's weights and running statistics.
+    """An exponential moving average of a network's weights, and of its running statistics.
 
     After step t it becomes ``d a + (1 - d) w`` with ``d = min(decay, (1 + t) / (10 + t))``: the
     short memory at first lets go of the initial weights. It depends on nothing but the steps, so a
@@ -35,6 +35,28 @@ class WeightAverage:
         torch._foreach_lerp_(*self._numbers, weight)
         if self._counts[0]:
             torch._foreach_copy_(*self._counts)
+
+    @torch.no_grad()
+    def settle(self, passes: Iterable[Callable[[], object]]) -> None:
+        """Take the running statistics anew: their means over batches that go through the network.
+
+        An average of weights does not do what they do on average: the statistics that were averaged
+        with them belong to other networks, the more so the higher the learning rate.
+
+        Args:
+            passes: each sends a batch through the network.
+        """
+        norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d)]
+        before = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.train()
+        for i, take in enumerate(passes):
+            for norm in norms:
+                norm.momentum = 1 / (i + 1)
+            take()
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+        self.model.eval()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint has to hold, under ``average/<name>``."""

@@ -93,7 +93,8 @@ class TrainConfig:
     """Weight decay, of all parameters: added to the gradient (sgd) or decoupled from it (adamw)."""
     averaging: float = 0.0
     """Decay, a step, of a moving average of the weights, such as 0.999; the average is what is
-    evaluated and stored as the result. 0: the weights themselves."""
+    evaluated and stored as the result, with batch norms that saw up to 100 batches as it is. 0: the
+    weights themselves."""
     smoothing: float = 0.2
     """Label smoothing: the share of probability given to the other classes."""
     balance: float = 0.0

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +25,15 @@ from rich.progress import Progress
 from torch import Tensor
 
 from locotrans.distributed import process, processes
-from locotrans.training.augment import augment, draw_labelled
+from locotrans.training.average import WeightAverage
 from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.folder import check_folder, locked
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
-from locotrans.training.run import EPOCH_ORDER, STEP, Run
+from locotrans.training.run import EPOCH_ORDER, SETTLE, STEP, Run
+
+SETTLING = 100  # batches that the statistics of an averaged network are taken from, at most
 
 
 class Stopped(Exception):  # noqa: N818 (it is no error)
@@ -173,20 +175,22 @@ def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     Of several processes, each augments the whole batch, as one alone would, and takes its share;
     dropout draws its own numbers in each.
     """
-    config = run.config
-    key = (config.seed, STEP, run.step)
+    key = (run.config.seed, STEP, run.step)
     torch.manual_seed(derive_seed(*key, process()) if process() else derive_seed(*key))  # dropout
-    generator = torch.Generator(run.device).manual_seed(derive_seed(*key))
-    points, labels = run.clouds(batch, generator), run.labels[batch]
-    given = {name: x[batch] for name, x in run.given.items()}
-    if labels.dim() > 1:  # what belongs to the points goes where they go
-        points, labels, given = draw_labelled(points, labels, given, config, generator)
-        config = replace(config, draw_from=None, shuffle=False)
-    points = augment(points, config, run.train_set.up, generator, centred=run.take_step.placing)
-    lr = learning_rate(config, run.step, run.steps_per_epoch)
-    mine = slice(process(), None, processes())
-    given = {name: x[mine] for name, x in given.items()}
-    run.add(run.take_step(points[mine].contiguous(), labels[mine], lr, **given))
+    points, labels, given = run.show(batch, derive_seed(*key))
+    lr = learning_rate(run.config, run.step, run.steps_per_epoch)
+    run.add(run.take_step(points, labels, lr, **given))
+
+
+def settle(run: Run, average: WeightAverage, epoch: int) -> None:
+    """Let the averaged network see as many batches as there are in an epoch, `SETTLING` at most."""
+    seed = derive_seed(run.config.seed, SETTLE, epoch)
+    order = epoch_order(len(run.train_set), seed, 0).to(run.device).split(run.config.batch_size)
+    batches = order[: min(run.steps_per_epoch, SETTLING)]
+    shown = (run.show(batch, derive_seed(seed, i)) for i, batch in enumerate(batches))
+    average.settle(
+        partial(run.take_step.answer, average.model, points, given) for points, _, given in shown
+    )
 
 
 def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
@@ -204,10 +208,13 @@ def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
         "seconds": round(run.seconds, 3),
     }
     run.sums.clear()
+    due = config.evaluate_every and (epoch + 1) % config.evaluate_every == 0
+    due = due or epoch + 1 == config.epochs
+    if due and run.average is not None:
+        settle(run, run.average, epoch)
     if process() > 0:
         return line
-    due = config.evaluate_every and (epoch + 1) % config.evaluate_every == 0
-    if due or epoch + 1 == config.epochs:
+    if due:
         line["evaluation"] = evaluate(
             run.result,
             run.held_out,

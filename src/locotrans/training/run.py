@@ -12,7 +12,7 @@ from locotrans.data import CloudSet, load_dataset
 from locotrans.data.evening import evened
 from locotrans.data.transforms import uniform
 from locotrans.distributed import process, processes
-from locotrans.training.augment import even_versions
+from locotrans.training.augment import augment, draw_labelled, even_versions
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import (
     load_optimizer,
@@ -42,7 +42,7 @@ from locotrans.training.tasks import (
 )
 
 # keys of derive_seed: one stream of random numbers for each purpose
-INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION, EVENING = range(5)
+INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION, EVENING, SETTLE = range(6)
 
 
 class Run:
@@ -106,10 +106,31 @@ class Run:
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
         self.first_bad_step = torch.tensor(-1, device=self.device)
 
-    def clouds(
+    def show(
+        self, batch: Int[Tensor, " b"], seed: int
+    ) -> tuple[Float[Tensor, "b2 m 3"], Int[Tensor, "b2 *m"], dict[str, Tensor]]:
+        """Return what a step is given of some shapes: clouds, labels, and what else is known.
+
+        Of several processes, each augments the whole batch, as one alone would, and takes its
+        share.
+        """
+        config = self.config
+        generator = torch.Generator(self.device).manual_seed(seed)
+        points, labels = self._clouds(batch, generator), self.labels[batch]
+        given = {name: x[batch] for name, x in self.given.items()}
+        if labels.dim() > 1:  # what belongs to the points goes where they go
+            points, labels, given = draw_labelled(points, labels, given, config, generator)
+            config = replace(config, draw_from=None, shuffle=False)
+        centred = self.take_step.placing
+        points = augment(points, config, self.train_set.up, generator, centred=centred)
+        mine = slice(process(), None, processes())
+        given = {name: x[mine] for name, x in given.items()}
+        return points[mine].contiguous(), labels[mine], given
+
+    def _clouds(
         self, batch: Int[Tensor, " b"], generator: torch.Generator
     ) -> Float[Tensor, "b n 3"]:
-        """Return clouds to train on, each in one of its versions at random if there are some."""
+        """Return the shapes as they are, or each in one of its versions at random."""
         if self.versions is None:
             return self.points[batch]
         draws = uniform(len(batch), generator=generator).to(self.device)

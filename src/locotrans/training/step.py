@@ -1,6 +1,7 @@
 """One training step; on a CUDA device it is recorded once as a graph and then replayed."""
 
 import inspect
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -47,6 +48,7 @@ class Step:
         self.device = device
         self.offsets = offsets
         self.placing = places_clouds(model)
+        self._products = "high" if config.precision == "mixed" else "highest"
         recorded = device.type == "cuda" and processes() == 1
         self.lr = torch.tensor(config.lr, device=device) if recorded else config.lr
         self.optimizer = make_optimizer(model, config, self.lr, recorded)
@@ -87,24 +89,29 @@ class Step:
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> tuple[list[str], Float[Tensor, "m"]]:
         self.optimizer.zero_grad(set_to_none=True)
-        with float32_products("high" if self.config.precision == "mixed" else "highest"):
+        with float32_products(self._products):
             figures = self._losses(points, labels, given)
             figures["total"].backward()
         self.optimizer.step()
         values = torch.stack([x.detach().float() for x in figures.values()])
         return list(figures), mean_over_processes(values)
 
+    def answer(
+        self, network: nn.Module, points: Float[Tensor, "b n 3"], given: dict[str, Tensor]
+    ) -> Any:
+        """Send a batch through the network, or one like it, in the precision of training."""
+        mixed = self.config.precision == "mixed"
+        placed = {"placed": True} if self.placing else {}
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
+        with float32_products(self._products), autocast, count_together():
+            return network(points, **given, **placed)
+
     def _losses(
         self, points: Float[Tensor, "b n 3"], labels: Int[Tensor, "b *n"], given: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         """Return the losses by name and the accuracy."""
         config = self.config
-        autocast = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=config.precision == "mixed"
-        )
-        with autocast, count_together():
-            placed = {"placed": True} if self.placing else {}
-            output = self.network(points, **given, **placed)
+        output = self.answer(self.network, points, given)
         losses = classification_losses(
             output,
             labels,
