@@ -12,7 +12,7 @@ Sections:
                 from Python ("eager", with the check of the points, which waits for the GPU) and
                 replayed as a CUDA graph. On the CPU: against `edge_by_edge`, in turns.
     kernels     each kernel alone against its plain specification and next to its floor; on a GPU.
-    scaling     how time grows with points, k and batch, as the networks run by default: on a GPU
+    scaling     how time grows with points, k and batch, in the fast mode: on a GPU
                 recorded, training in mixed precision, inference with TF32 products.
     parts       training and inference of the networks for part segmentation, 16 shapes of 2,048
                 points, k = 40.
