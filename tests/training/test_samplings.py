@@ -8,7 +8,7 @@ from rich.console import Console
 from torch import nn
 
 from locotrans.data import CloudSet
-from locotrans.data.samplings import LINES, SAMPLINGS
+from locotrans.data.samplings import LINES, SAMPLINGS, cell_numbers
 from locotrans.geometry import random_rotations
 from locotrans.models import ClassifierOutput, create_model
 from locotrans.training.evaluate import evaluate, kept_rows
@@ -62,6 +62,13 @@ def test_each_sampling_has_its_character(spheres, generator):
     assert grid > random
 
 
+@pytest.mark.parametrize("side", [1.0, 0.1, 1e-3, 1e-6])
+def test_cells_of_a_grid_have_a_number_each(side, spheres):
+    cells = torch.floor(spheres.points[0] / side)
+    _, numbers = cell_numbers(cells.long()).unique(return_inverse=True)
+    assert torch.equal(numbers, cells.unique(dim=0, return_inverse=True)[1])
+
+
 def test_scan_lines_lie_in_planes_across_a_random_direction(spheres):
     cloud = spheres.points[0]
     lines = SAMPLINGS["scan lines"](cloud, 150, generator=torch.Generator().manual_seed(5))
@@ -74,7 +81,11 @@ def test_scan_lines_lie_in_planes_across_a_random_direction(spheres):
 
 def test_the_table(spheres):
     model = SpreadClassifier()
-    result = measure_samplings(model, spheres, 200, counts=(50, 600))
+    seen = []
+    result = measure_samplings(
+        model, spheres, 200, counts=(50, 600), report=lambda *at: seen.append(at)
+    )
+    assert seen == [(i, 9) for i in range(1, 10)]
     assert model.sizes == {200}  # as `predict` brings every cloud to the network's number
     assert [(row["name"], row["count"]) for row in result["rows"]] == [
         ("reference", 200),

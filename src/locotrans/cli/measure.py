@@ -195,6 +195,7 @@ def samplings(
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
     from rich.console import Console
+    from rich.progress import Progress
 
     from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
@@ -203,18 +204,22 @@ def samplings(
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
-    result = measure_samplings(
-        model,
-        clouds,
-        metadata["points"],
-        counts=counts,
-        rotation=rotation,
-        rotations_per_shape=rotations,
-        seed=seed,
-        choice=trained_choice(metadata),
-        batch_size=batch_size,
-        device=place,
-    )
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("samplings", total=None)
+        result = measure_samplings(
+            model,
+            clouds,
+            metadata["points"],
+            counts=counts,
+            rotation=rotation,
+            rotations_per_shape=rotations,
+            seed=seed,
+            choice=trained_choice(metadata),
+            batch_size=batch_size,
+            device=place,
+            report=lambda done, total: bar.update(task, completed=done, total=total),
+        )
     console = Console()
     write_result(json, result, weights, metadata, place)
     console.print(protocol_of(result), soft_wrap=True, markup=False)

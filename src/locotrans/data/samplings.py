@@ -6,7 +6,7 @@ Each takes one cloud (n, 3), about how many points to keep, and a generator.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.data.corruptions import resample
@@ -45,13 +45,20 @@ def voxel_grid(
     cells = torch.zeros(len(points), dtype=torch.long)
     for _ in range(20):
         side = (low + high) / 2
-        _, tried = torch.floor(turned / side).unique(dim=0, return_inverse=True)
+        _, tried = cell_numbers(torch.floor(turned / side).long()).unique(return_inverse=True)
         if int(tried.max()) < count:
             high, cells = side, tried
         else:
             low = side
     total = points.new_zeros(int(cells.max()) + 1, 3).index_add(0, cells, points)
     return total / cells.bincount()[:, None]
+
+
+def cell_numbers(cells: Int[Tensor, "n 3"]) -> Int[Tensor, " n"]:
+    """Return one number for each cell of a grid, in their order; the grid has less than 2^63."""
+    cells = cells - cells.amin(0)
+    _, width, depth = (cells.amax(0) + 1).tolist()
+    return (cells[:, 0] * width + cells[:, 1]) * depth + cells[:, 2]
 
 
 def scan_lines(

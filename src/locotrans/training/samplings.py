@@ -36,7 +36,7 @@ def measure_samplings(
     choice: Choice = "random",
     batch_size: int = 32,
     device: torch.device | str = "cpu",
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measure a classifier on resamplings of dense shapes.
 
@@ -51,7 +51,7 @@ def measure_samplings(
         choice: how the network's points are chosen of them.
         batch_size: shapes at a time.
         device: where to compute.
-        report: called with every row as soon as it is measured.
+        report: called with the number of rows that are done, and of all.
 
     Returns:
         ``rows``, the reference first, each with the figures of every head and with ``loss``, the
@@ -86,7 +86,7 @@ def measure_samplings(
         name = method if number else "reference"
         rows.append({"name": name, "count": count, "loss": loss, **figures})
         if report is not None:
-            report(rows[-1])
+            report(len(rows), len(cases))
     return {**shared, "rows": rows}
 
 
