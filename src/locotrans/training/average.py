@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class WeightAverage:
-    """An exponential moving average of a network's weights, and of its running statistics.
+    """An exponential moving average of a network's weights, and until it settles of its statistics.
 
     After step t it becomes ``d a + (1 - d) w`` with ``d = min(decay, (1 + t) / (10 + t))``: the
-    short memory at first lets go of the initial weights. It depends on nothing but the steps, so a
-    run that is cut goes on exactly. Whole numbers (counts of batches) are copied.
+    short memory at first lets go of the initial weights. It depends on the steps alone, and where
+    it settles, so a run that is cut goes on exactly. Whole numbers (counts of batches) are copied.
 
     Args:
         model: the network that is trained.
@@ -46,7 +47,7 @@ class WeightAverage:
         Args:
             passes: each sends a batch through the network.
         """
-        norms = [m for m in self.model.modules() if isinstance(m, nn.BatchNorm1d)]
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
         before = [norm.momentum for norm in norms]
         for norm in norms:
             norm.train()
