@@ -7,6 +7,7 @@ import tyro
 from locotrans.cli.shared import (
     load_test,
     print_evaluation,
+    progress_of,
     protocol_of,
     shipped_file,
     write_result,
@@ -121,7 +122,6 @@ def perturb(
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     from locotrans.training.perturb import perturb as measure
     from locotrans.training.perturb import perturbation_tables
@@ -131,9 +131,7 @@ def perturb(
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("cases", total=None)
+    with progress_of("cases") as report:
         result = measure(
             model,
             clouds,
@@ -147,7 +145,7 @@ def perturb(
             even=trained_choice(metadata) == "even",
             batch_size=batch_size,
             device=place,
-            report=lambda done, total: bar.update(task, completed=done, total=total),
+            report=report,
         )
     console = Console()
     write_result(json, result, weights, metadata, place)
@@ -195,7 +193,6 @@ def samplings(
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
     from rich.console import Console
-    from rich.progress import Progress
 
     from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
@@ -204,9 +201,7 @@ def samplings(
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
-    errors = Console(stderr=True)
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("samplings", total=None)
+    with progress_of("samplings") as report:
         result = measure_samplings(
             model,
             clouds,
@@ -218,7 +213,7 @@ def samplings(
             choice=trained_choice(metadata),
             batch_size=batch_size,
             device=place,
-            report=lambda done, total: bar.update(task, completed=done, total=total),
+            report=report,
         )
     console = Console()
     write_result(json, result, weights, metadata, place)

@@ -1,6 +1,7 @@
 """What several commands need: weights and test data, files of results, tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from locotrans.data import CloudSet
 
 CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
+
+
+@contextmanager
+def progress_of(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar in a terminal; yields what is to be told how many are done, and of how many."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def load_test(
