@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -36,3 +38,19 @@ def without_shape_checks() -> Iterator[None]:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Leave the user's cache folder alone."""
     os.environ["LOCOTRANS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path) -> Path:
+    """Ten clouds of each of three classes, in two formats."""
+    rng = np.random.default_rng(0)
+    for kind in ("apple", "pear", "plum"):
+        (tmp_path / "own" / kind).mkdir(parents=True)
+        for i in range(10):
+            cloud = rng.normal(size=(100, 3)) * 1000 + 5
+            path = tmp_path / "own" / kind / f"{i}"
+            if i % 2:
+                np.save(path.with_suffix(".npy"), cloud)
+            else:
+                np.savetxt(path.with_suffix(".xyz"), cloud)
+    return tmp_path / "own"

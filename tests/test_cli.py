@@ -348,23 +348,13 @@ def test_nothing_to_cut_or_to_join_is_said(tmp_path, capsys):
     assert capsys.readouterr().out == f"{tmp_path}: there are no parts to join\n"
 
 
-@pytest.fixture
-def fruit(tmp_path):
-    """A folder of three classes."""
-    rng = np.random.default_rng(0)
-    for kind in ("apple", "pear", "plum"):
-        (tmp_path / "fruit" / kind).mkdir(parents=True)
-        for i in range(5):
-            np.save(tmp_path / "fruit" / kind / f"{i}.npy", rng.normal(size=(40, 3)))
-    return tmp_path / "fruit"
-
-
 def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(
-    fruit, tmp_path, capsys, monkeypatch
+    own_folder, tmp_path, capsys, monkeypatch
 ):
     run, result = tmp_path / "run", tmp_path / "result.json"
-    monkeypatch.chdir(fruit.parent)
-    shared = ["--data", "folder", "--root", fruit.name, "--model", "dgcnn", "--options", *OPTIONS]
+    monkeypatch.chdir(own_folder.parent)
+    shared = ["--data", "folder", "--root", own_folder.name, "--model", "dgcnn"]
+    shared += ["--options", *OPTIONS]
     main(
         [
             "train",
@@ -382,19 +372,19 @@ def test_a_run_on_data_of_ones_own_is_evaluated_where_they_are(
     monkeypatch.chdir("/")
     main(["eval", str(run), "--json", str(result)])  # whose root the run knows
     whole = json.loads(result.read_text())
-    assert whole["samples"] == 3
-    shutil.rmtree(fruit / "apple")
+    assert whole["samples"] == 6
+    shutil.rmtree(own_folder / "apple")
     main(["eval", str(run), "--json", str(result)])  # a part of the classes
     some = json.loads(result.read_text())
-    assert some["samples"] == 2
-    (fruit / "pear").rename(fruit / "melon")
+    assert some["samples"] == 4
+    (own_folder / "pear").rename(own_folder / "melon")
     message = error_of(["eval", str(run)], capsys)
     assert "classes of the data alone: melon" in message
     assert "evaluate it on data such as it was trained on" in message
-    (fruit / "melon").rename(fruit / "pear")
+    (own_folder / "melon").rename(own_folder / "pear")
     monkeypatch.chdir(tmp_path)
     main(["eval", str(run / "weights.safetensors"), "--data", "folder"])
-    fruit.rename(tmp_path / "moved")
+    own_folder.rename(tmp_path / "moved")
     assert "name the folder" in error_of(["eval", str(run)], capsys)
     (run / "config.json").write_text('{"future": 1}')
     main(["eval", str(run), "--root", str(tmp_path / "moved")])

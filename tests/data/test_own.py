@@ -12,19 +12,8 @@ from locotrans.data.own_files import sources_of
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Ten clouds of each of three classes, in three formats."""
-    rng = np.random.default_rng(0)
-    for kind in ("apple", "pear", "plum"):
-        (tmp_path / "own" / kind).mkdir(parents=True)
-        for i in range(10):
-            cloud = rng.normal(size=(100, 3)) * 1000 + 5
-            path = tmp_path / "own" / kind / f"{i}"
-            if i % 2:
-                np.save(path.with_suffix(".npy"), cloud)
-            else:
-                np.savetxt(path.with_suffix(".xyz"), cloud)
-    return tmp_path / "own"
+def folder(own_folder):
+    return own_folder
 
 
 def test_split_by_seed_and_share(folder):

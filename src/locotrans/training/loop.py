@@ -172,8 +172,7 @@ def run_epochs(run: Run, bar: Progress, deadline: float, interrupted: threading.
 def train_step(run: Run, batch: Int[Tensor, " b"]) -> None:
     """Take one step on the shapes of the given indices, and add its figures to the sums.
 
-    Of several processes, each augments the whole batch, as one alone would, and takes its share;
-    dropout draws its own numbers in each.
+    Of several processes, each takes its share, and dropout draws its own numbers in each.
     """
     key = (run.config.seed, STEP, run.step)
     torch.manual_seed(derive_seed(*key, process()) if process() else derive_seed(*key))  # dropout
