@@ -196,6 +196,39 @@ def test_threads_that_begin_meanwhile_keep_their_number(monkeypatch, generator):
     assert [x for x in seen if x < 0] == [-2, -1, -1, -1, -1]
 
 
+def test_a_forward_pass_leaves_the_cores_to_the_loops(monkeypatch):
+    """Torch divides nothing there itself, and all else has the threads that it had."""
+    monkeypatch.setattr(threads, "ALONE", 16)
+    before, seen = torch.get_num_threads(), {"own": [], "strangers": [], "parts": []}
+
+    def work(start, stop):
+        seen["parts"].append((start, stop))
+
+    @threads.undivided
+    def forward(model, points):
+        seen["own"].append(torch.get_num_threads())
+        threads.share_out(work, 100)
+        stranger = Thread(target=lambda: seen["strangers"].append(torch.get_num_threads()))
+        stranger.start()
+        stranger.join()
+        if model is None:
+            raise KeyError
+
+    torch.set_num_threads(3)  # which no other test starts
+    try:
+        forward("model", torch.zeros(1))
+        assert torch.get_num_threads() == 3
+        with pytest.raises(KeyError):
+            forward(None, torch.zeros(1))
+        assert torch.get_num_threads() == 3
+        forward("model", torch.zeros(1).double())  # not by the loops
+    finally:
+        torch.set_num_threads(before)
+    assert seen["own"] == [1, 1, 3]
+    assert seen["strangers"] == [3, 3, 3]
+    assert sorted(seen["parts"]) == sorted(3 * [(0, 33), (33, 66), (66, 100)])
+
+
 def test_threads_of_the_user(monkeypatch):
     """Two threads that evaluate at once get what one gets, and torch keeps its threads."""
     monkeypatch.setattr(threads, "ALONE", 16)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.data.corruptions import resample
+from locotrans.data.spread import spread_points
 from locotrans.geometry import random_rotations
 
 LINES = 32
@@ -27,7 +28,9 @@ def farthest(
     points: Float[Tensor, "n 3"], count: int, *, generator: torch.Generator
 ) -> Float[Tensor, "m 3"]:
     """Keep farthest points, which lie as evenly as can be."""
-    return resample(points[None], count, "farthest", generator=generator)[0]
+    if count >= len(points):
+        return points
+    return points[torch.from_numpy(spread_points(points.numpy(), count))]
 
 
 def voxel_grid(

@@ -20,6 +20,7 @@ from locotrans.kernels.threads import share_out
 
 CACHE = 2**17  # numbers of an edge tensor that are worked on at a time
 ROWS = 32  # of distances at least, so that a product has enough to do
+PRODUCT_ROWS = 512  # of a product before they are worked on
 LANES = 8  # numbers of a vector instruction; a rest is worked on one by one
 
 
@@ -38,6 +39,37 @@ def fold_linear(
     scale, shift = fold(norm)
     bias = shift if linear.bias is None else shift + scale * linear.bias
     return bias, (scale[:, None] * linear.weight).mT.contiguous()
+
+
+def product(
+    x: Float[Tensor, "*batch c"], weight: Float[Tensor, "c d"]
+) -> Float[Tensor, "*batch d"]:
+    """Return ``x W``, of all rows."""
+    rows = x.reshape(-1, x.shape[-1])
+    out = x.new_empty(len(rows), weight.shape[1])
+
+    def work(start: int, stop: int) -> None:
+        torch.mm(rows[start:stop], weight, out=out[start:stop])
+
+    share_out(work, len(rows))
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def point_layer(
+    x: Float[Tensor, "*batch c"], bias: Float[Tensor, " d"], weight: Float[Tensor, "c d"]
+) -> Float[Tensor, "*batch d"]:
+    """Return the leaky ReLU of ``x W + bias``."""
+    rows, (bias_,) = x.reshape(-1, x.shape[-1]), _arrays(bias)
+    out = x.new_empty(len(rows), len(bias))
+
+    def work(first: int, last: int) -> None:
+        for start in range(first, last, PRODUCT_ROWS):
+            part = slice(start, min(start + PRODUCT_ROWS, last))
+            torch.mm(rows[part], weight, out=out[part])
+            loops.bias_leaky(out[part].numpy(), bias_)
+
+    share_out(work, len(rows))
+    return out.reshape(*x.shape[:-1], -1)
 
 
 def knn(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
@@ -104,7 +136,7 @@ def vn_edge_conv(
     """Return the mean over the neighbours of a VN layer on the edges [v_j - v_r, v_r]."""
     d, fill = len(weight), -len(weight) % LANES
     w1, w2 = torch.cat([F.pad(part, (0, 0, 0, fill)) for part in (weight, direction)]).chunk(2, 1)
-    u, w = F.linear(v, w1), F.linear(v, w2 - w1)
+    u, w = product(v, w1.mT), product(v, (w2 - w1).mT)
     scale, shift = (F.pad(x, (0, fill)) for x in fold(norm))
     out = v.new_empty(len(v), 3, d + fill)
     arrays = _arrays(u, w, index, scale, shift, out)
@@ -126,22 +158,48 @@ def vn_layer(
         parts: weights of the vectors and of their directions.
         norm: of the lengths.
     """
-    weights = torch.cat(parts).chunk(1 if mean is None else 2, dim=1)
-    pq = F.linear(v.reshape(-1, *v.shape[-2:]), weights[0])
+    own, *shared = torch.cat(parts).chunk(1 if mean is None else 2, dim=1)
+    vectors = v.reshape(-1, *v.shape[-2:])
     if mean is None:
-        offset = torch.zeros_like(pq[:1])
+        offset = v.new_zeros(1, 3, len(own))
     else:
-        offset = F.linear(mean.reshape(-1, *mean.shape[-2:]), weights[1])
-    n = max(1, len(pq) // len(offset))
-    out = v.new_empty(len(pq), 3, len(parts[0]))
-    pq_, offset_ = _arrays(pq, offset)
-    arrays = _arrays(*fold(norm), out)
-    share_out(lambda *rows: loops.vn_points(pq_, offset_, n, *arrays, *rows), len(pq))
+        offset = F.linear(mean.reshape(-1, *mean.shape[-2:]), shared[0])
+    n = max(1, len(vectors) // len(offset))
+    out = v.new_empty(len(vectors), 3, len(parts[0]))
+    (offset_,), arrays = _arrays(offset), _arrays(*fold(norm), out)
+    weight = own.mT.contiguous()
+    _by_products(vectors, weight, lambda pq, *rows: loops.vn_points(pq, offset_, n, *arrays, *rows))
     return out.reshape(*v.shape[:-1], -1)
 
 
-def edge_max(u: Float[Tensor, "m d"], w: Float[Tensor, "m d"], index: Tensor) -> Tensor:
-    """Return the leaky ReLU of ``max_j u_j + w_r``."""
+def _by_products(
+    v: Float[Tensor, "m 3 c"], weight: Float[Tensor, "c e"], work: Callable[..., None]
+) -> None:
+    """Call ``work(v W, start, stop)`` for the vectors of some points at a time."""
+    step = max(1, CACHE // (3 * weight.shape[1]))
+
+    def part(first: int, last: int) -> None:
+        buffer = v.new_empty(3 * step, weight.shape[1])
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            rows = buffer[: 3 * (stop - start)]
+            torch.mm(v[start:stop].flatten(0, 1), weight, out=rows)
+            work(rows.unflatten(0, (-1, 3)).numpy(), start, stop)
+
+    share_out(part, len(v))
+
+
+def edge_conv(
+    x: Float[Tensor, "m c"],
+    index: Int[Tensor, "m k"],
+    weight: Float[Tensor, "d c2"],
+    norm: BatchNorm1d,
+) -> Float[Tensor, "m d"]:
+    """Return the maximum over the neighbours of a layer on the edges [x_j - x_r, x_r]."""
+    scale, shift = fold(norm)
+    w1, w2 = weight.chunk(2, dim=1)
+    u = product(x, (scale[:, None] * w1).mT)
+    w = product(x, (scale[:, None] * (w2 - w1)).mT) + shift
     out = torch.empty_like(w)
     arrays = _arrays(u, w, index, out)
     share_out(lambda *rows: loops.edge_max(*arrays, *rows), len(w))

@@ -4,7 +4,8 @@ import numpy as np
 
 from locotrans.kernels.loops import loop
 
-BLOCK = 16  # distances whose minimum is taken before any of them is looked at
+BLOCK = 8  # distances whose minimum is taken before any of them is looked at
+STEPS = 10  # of bisection at most
 
 
 @loop
@@ -13,7 +14,7 @@ def select(distances, absolute, relative, k, out):
 
     They come in the order of their indices, so that the order of a sum over them does not depend on
     rounding. The k-th smallest of the minima of blocks is no less than the k-th smallest distance,
-    and not much more: few distances have to be looked at one by one.
+    and not much more: few distances have to be looked at one by one. It need not be exact.
 
     Args:
         distances: (rows, n).
@@ -24,7 +25,7 @@ def select(distances, absolute, relative, k, out):
     """
     rows, n = distances.shape
     whole = n // BLOCK
-    minima = np.empty(whole + 1, np.float32)
+    minima = np.empty(whole, np.float32)
     values, places = np.empty(n, np.float32), np.empty(n, np.int32)
     for r in range(rows):
         row, chosen = distances[r], out[r]
@@ -34,18 +35,22 @@ def select(distances, absolute, relative, k, out):
             for i in range(1, BLOCK):
                 least = min(least, part[i])
             minima[block] = least
-        minima[whole] = -np.inf  # the rest, if there is one, is looked at
         bound = np.float32(np.inf)
         if whole >= k:
-            bound = _kth(minima, whole, k)
+            bound = _about_kth(minima, whole, k)
             bound += max(absolute[r] + relative * bound, np.float32(0))
         count = 0
-        for block in range(whole + 1):
+        for block in range(whole):
             if minima[block] <= bound:
-                for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
-                    values[count] = row[i]
-                    places[count] = i
-                    count += row[i] <= bound  # without a branch, which could not be foreseen
+                first = block * BLOCK
+                for i in range(BLOCK):
+                    values[count] = row[first + i]
+                    places[count] = first + i
+                    count += row[first + i] <= bound  # no branch, which could not be foreseen
+        for i in range(whole * BLOCK, n):
+            values[count] = row[i]
+            places[count] = i
+            count += row[i] <= bound
         kth = _kth(values, count, k)
         slack = absolute[r] + relative * kth
         low, high = kth - slack, kth + slack
@@ -68,6 +73,26 @@ def select(distances, absolute, relative, k, out):
                 chosen[place] = other
                 place += 1
             other += 1
+
+
+@loop
+def _about_kth(values, count, k):
+    """Return no less than the k-th smallest of the first values, and little more, by bisection."""
+    low, high = values[0], values[0]
+    for i in range(1, count):
+        low, high = min(low, values[i]), max(high, values[i])
+    for _ in range(STEPS):
+        middle = low + (high - low) * np.float32(0.5)
+        no_larger = 0
+        for i in range(count):
+            no_larger += values[i] <= middle
+        if no_larger < k:
+            low = middle
+        else:
+            high = middle
+            if no_larger <= k + 1:
+                break
+    return high
 
 
 @loop

@@ -77,7 +77,8 @@ def vn_points(pq, offset, n, scale, shift, out, start, stop):
     """Write batch norm of the lengths and leaky ReLU of vectors, for every point alone.
 
     Args:
-        pq: (m, 3, d + e), the vectors, then their directions; e is d, or 1 for one direction.
+        pq: (3, d + e) of each point from the first on: the vectors, then their directions; e is d,
+            or 1 for one direction.
         offset: (clouds, 3, d + e), what is added to them all over a cloud.
         n: points of a cloud.
         scale: of the batch norm of the lengths,
@@ -89,7 +90,8 @@ def vn_points(pq, offset, n, scale, shift, out, start, stop):
     d = out.shape[2]
     step = 0 if pq.shape[2] == d + 1 else 1
     for r in range(start, stop):
-        x, y, z = pq[r, 0], pq[r, 1], pq[r, 2]
+        own = pq[r - start]
+        x, y, z = own[0], own[1], own[2]
         out_x, out_y, out_z = out[r, 0], out[r, 1], out[r, 2]
         base = offset[r // n]
         x_0, y_0, z_0 = base[0], base[1], base[2]
@@ -185,6 +187,16 @@ def bias_relu(x, bias):
         row = x[r]
         for c in range(len(row)):
             row[c] = max(row[c] + bias[c], np.float32(0))
+
+
+@loop
+def bias_leaky(x, bias):
+    """Add a bias to every row and take the leaky ReLU, in place."""
+    for r in range(len(x)):
+        row = x[r]
+        for c in range(len(row)):
+            y = row[c] + bias[c]
+            row[c] = max(y, SLOPE * y)
 
 
 @loop

@@ -18,6 +18,7 @@ from locotrans.geometry.frames import handcrafted_frame
 from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import center
 from locotrans.kernels import stored_dtype, use_kernels
+from locotrans.kernels.threads import undivided
 from locotrans.models.locotrans_config import LocoTransConfig
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import EdgeConv, PointLayer
@@ -230,6 +231,7 @@ class LocoTrans(nn.Module):
             make_head(hidden, widths, num_classes, config.dropout) if config.fusion else None
         )
 
+    @undivided
     def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
         """Classify clouds; the combined logits are the sum that the paper reports.
 

@@ -78,16 +78,16 @@ class EdgeConv(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """Convolve features over the given neighbourhoods."""
         index = global_index(neighbors)
+        if use_loops(x, training=self.norm.training):
+            from locotrans.kernels import cpu
+
+            out = cpu.edge_conv(x.flatten(0, 1), index, self.linear.weight, self.norm)
+            return out.unflatten(0, x.shape[:2])
         u, w = edge_products(x.flatten(0, 1), self.linear.weight)
         if use_kernels(x):
             from locotrans.kernels.edge_max import edge_max
 
             out = edge_max(u, w, index, self.norm.statistics())
-        elif use_loops(x, training=self.norm.training):
-            from locotrans.kernels import cpu
-
-            scale, shift = cpu.fold(self.norm)
-            out = cpu.edge_max(u * scale, w * scale + shift, index)
         else:
 
             def edges(rows: slice) -> Tensor:
@@ -110,8 +110,7 @@ class PointLayer(nn.Module):
         if use_loops(x, training=self.norm.training):
             from locotrans.kernels import cpu
 
-            bias, weight = cpu.fold_linear(self.linear, self.norm)
-            return F.leaky_relu_(F.linear(x, weight.mT, bias), SLOPE)
+            return cpu.point_layer(x, *cpu.fold_linear(self.linear, self.norm))
         return F.leaky_relu(self.norm(self.linear(x)), SLOPE)
 
     def pooled(
