@@ -155,7 +155,7 @@ def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_lef
         assert lie_between(cloud[:size], cloud[size:], torch.arange(size, 60) % size)
     assert min(sizes) in (30, 31, 32)
     assert max(sizes) in (58, 59, 60)
-    assert 42 < sum(sizes) / len(sizes) < 48
+    assert 48 < sum(sizes) / len(sizes) < 52
 
 
 def test_points_are_drawn_anew_from_more(generator):

@@ -86,7 +86,10 @@ def thin_and_even(
 def thin(
     points: Float[Tensor, "b n 3"], fewest: int, *, generator: torch.Generator
 ) -> tuple[Float[Tensor, "b n 3"], Int[Tensor, "b n"], Bool[Tensor, "b n 1"]]:
-    """Choose which points of each cloud are kept: a uniform number, from ``fewest`` to all.
+    """Choose which points of each cloud are kept: a random number, from ``fewest`` to all.
+
+    Half of the clouds lose less than a quarter of what they can: to fit sparse clouds as often as
+    dense ones would cost accuracy on the latter.
 
     Args:
         points: the clouds.
@@ -100,7 +103,7 @@ def thin(
     b, n, _ = points.shape
     points = shuffle_points(points, generator=generator)
     draws = uniform(b, 1, generator=generator).to(points.device)
-    kept = (fewest + draws * (n + 1 - fewest)).long().clamp_max(n)
+    kept = n - (draws.square() * (n + 1 - fewest)).long().clamp_max(n - fewest)
     place = torch.arange(n, device=points.device).expand(b, n)
     return points, place % kept, (place >= kept).unsqueeze(-1)
 

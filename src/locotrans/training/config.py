@@ -63,8 +63,8 @@ class TrainConfig:
     points."""
     resample: int | None = None
     """Thin each shape in every step to a random number of its points, from this many (half or more)
-    to all, and fill it up again with moved copies, as smaller clouds are in evaluation (or see
-    --even); not for labelled points. By default all points are kept."""
+    to all, more often nearly all, and fill it up again with moved copies, as smaller clouds are in
+    evaluation (or see --even); not for labelled points. By default all points are kept."""
     even: bool = False
     """Even each cloud out: farthest points of its own and others between near ones; with
     --resample, of those that are kept, in eight versions made at the start. The weights say so, and

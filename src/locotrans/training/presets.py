@@ -80,7 +80,7 @@ PRESETS: dict[str, Preset] = {
     "modelnet40": Preset("the paper's recipe for ModelNet40", MODELNET40, SHIFTS),
     "modelnet40_even": Preset(
         "our own recipe for ModelNet40: clouds evened out, weights averaged",
-        {**MODELNET40, "final_lr": 0.02, "averaging": 0.9998, "even": True, "resample": 768},
+        {**MODELNET40, "final_lr": 0.02, "averaging": 0.9998, "even": True, "resample": 512},
         SHIFTS,
     ),
     "shapenetpart": Preset(
