@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from locotrans.geometry import neighbors, random_rotations
 from locotrans.geometry.neighbors import farthest_points, gather, knn, knn_features
-from locotrans.kernels import cpu
+from locotrans.kernels import cpu_knn
 
 SHAPES = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -139,7 +139,8 @@ def rings(size, dtype, count=4):
 SEARCHES = {
     "plain": (knn, knn_features),
     "loops": tuple(
-        lambda x, k, search=search: search(x[None], k)[0] for search in (cpu.knn, cpu.knn_features)
+        lambda x, k, search=search: search(x[None], k)[0]
+        for search in (cpu_knn.knn, cpu_knn.knn_features)
     ),
 }
 MANY_TIES = {

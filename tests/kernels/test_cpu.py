@@ -4,10 +4,11 @@ import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread
+from threading import Barrier, Thread
 
 import pytest
 import torch
+from torch import nn
 
 from locotrans import create_model
 from locotrans.geometry.neighbors import knn, knn_features
@@ -19,7 +20,7 @@ from locotrans.nn.norm import BatchNorm
 
 pytest.importorskip("numba", reason="Numba is not installed")
 
-from locotrans.kernels import cpu, threads
+from locotrans.kernels import cpu_knn, threads
 
 SIZES = [(1, 1, 1), (2, 37, 5), (1, 70, 64), (3, 300, 20)]  # clouds, points, k
 
@@ -104,8 +105,8 @@ def test_scalar_layers(b, n, k):
 @pytest.mark.parametrize(("b", "n", "k"), [*SIZES, (1, 500, 33), (2, 16, 16), (1, 17, 1)])
 def test_neighbors(b, n, k):
     points, x = torch.randn(b, n, 3), torch.randn(b, n, 12)
-    assert torch.equal(cpu.knn(points, k), knn(points, k).sort().values)
-    assert torch.equal(cpu.knn_features(x, k), knn_features(x, k).sort().values)
+    assert torch.equal(cpu_knn.knn(points, k), knn(points, k).sort().values)
+    assert torch.equal(cpu_knn.knn_features(x, k), knn_features(x, k).sort().values)
 
 
 @pytest.mark.parametrize("k", [1, 6, 20, 27])
@@ -113,16 +114,16 @@ def test_ties_go_to_the_lowest_index(k):
     axis = torch.arange(6.0)
     points = torch.cartesian_prod(axis, axis, axis)[None]
     expected = knn(points, k).sort().values
-    assert torch.equal(cpu.knn(points, k), expected)
+    assert torch.equal(cpu_knn.knn(points, k), expected)
     turned = points @ rotations(1, 1)[0].mT
-    assert torch.equal(cpu.knn(turned, k), expected)
-    assert torch.equal(cpu.knn_features(turned, k), expected)
+    assert torch.equal(cpu_knn.knn(turned, k), expected)
+    assert torch.equal(cpu_knn.knn_features(turned, k), expected)
 
 
 def test_more_ties_than_spare_candidates():
     points = torch.zeros(1, 200, 3)
-    assert torch.equal(cpu.knn(points, 5), torch.arange(5).expand(1, 200, 5))
-    assert torch.equal(cpu.knn_features(points, 5), torch.arange(5).expand(1, 200, 5))
+    assert torch.equal(cpu_knn.knn(points, 5), torch.arange(5).expand(1, 200, 5))
+    assert torch.equal(cpu_knn.knn_features(points, 5), torch.arange(5).expand(1, 200, 5))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
@@ -132,7 +133,7 @@ def test_neighbors_exist_whatever_the_features_are(bad, generator):
         for count in (1, n // 2, n):
             x = torch.randn(2, n, 7, generator=generator)
             x[:, :count] = bad
-            neighbors = cpu.knn_features(x, k)
+            neighbors = cpu_knn.knn_features(x, k)
             assert 0 <= int(neighbors.min()) <= int(neighbors.max()) < n
     model = create_model("locotrans_dgcnn_light", 5, k=4).eval()
     with torch.no_grad():
@@ -204,29 +205,65 @@ def test_a_forward_pass_leaves_the_cores_to_the_loops(monkeypatch):
     def work(start, stop):
         seen["parts"].append((start, stop))
 
-    @threads.undivided
-    def forward(model, points):
-        seen["own"].append(torch.get_num_threads())
-        threads.share_out(work, 100)
-        stranger = Thread(target=lambda: seen["strangers"].append(torch.get_num_threads()))
-        stranger.start()
-        stranger.join()
-        if model is None:
-            raise KeyError
+    class Model(nn.Module):
+        @threads.undivided
+        def forward(self, points, fails=False):
+            seen["own"].append(torch.get_num_threads())
+            threads.share_out(work, 100)
+            stranger = Thread(target=lambda: seen["strangers"].append(torch.get_num_threads()))
+            stranger.start()
+            stranger.join()
+            if fails:
+                raise KeyError
 
+    model, points = Model().eval(), torch.zeros(1)
     torch.set_num_threads(3)  # which no other test starts
     try:
-        forward("model", torch.zeros(1))
+        model(points)
         assert torch.get_num_threads() == 3
         with pytest.raises(KeyError):
-            forward(None, torch.zeros(1))
+            model(points=points, fails=True)
         assert torch.get_num_threads() == 3
-        forward("model", torch.zeros(1).double())  # not by the loops
+        model(points.double())  # not by the loops
+        model.train()(points)
     finally:
         torch.set_num_threads(before)
-    assert seen["own"] == [1, 1, 3]
-    assert seen["strangers"] == [3, 3, 3]
-    assert sorted(seen["parts"]) == sorted(3 * [(0, 33), (33, 66), (66, 100)])
+    assert seen["own"] == [1, 1, 3, 3]
+    assert seen["strangers"] == 4 * [3]
+    assert sorted(seen["parts"]) == sorted(4 * [(0, 33), (33, 66), (66, 100)])
+
+
+def test_threads_that_begin_at_once_keep_their_number():
+    """None lowers torch's number while others ask for it for the first time."""
+    model, points = prepared(create_model("locotrans_dgcnn_light", 5)), torch.randn(1, 30, 3)
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+
+    def answer(start):
+        start.wait()
+        with torch.inference_mode():
+            model(points)
+        seen.append(torch.get_num_threads())
+
+    try:
+        for _ in range(5):
+            start = Barrier(4)
+            strangers = [Thread(target=answer, args=[start]) for _ in range(4)]
+            for stranger in strangers:
+                stranger.start()
+            for stranger in strangers:
+                stranger.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == 20 * [2]
+
+
+def test_layers_take_no_clouds():
+    x, v = torch.zeros(0, 30, 8), torch.zeros(0, 30, 3, 8)
+    assert prepared(PointLayer(8, 5))(x).shape == (0, 30, 5)
+    assert prepared(VNLayer(8, 5))(v).shape == (0, 30, 3, 5)
+    index = torch.zeros(0, 30, 4, dtype=torch.long)
+    assert prepared(EdgeConv(8, 5))(x, index).shape == (0, 30, 5)
 
 
 def test_threads_of_the_user(monkeypatch):
@@ -253,7 +290,7 @@ def test_threads_of_the_user(monkeypatch):
 @pytest.mark.parametrize("size", [1e-20, 1e19])
 def test_neighbors_of_tiny_and_huge_features_are_different_points(size, generator):
     for n, k in ((257, 2), (40, 20), (100, 64)):
-        found = cpu.knn_features(size * torch.randn(2, n, 8, generator=generator), k)
+        found = cpu_knn.knn_features(size * torch.randn(2, n, 8, generator=generator), k)
         assert (found.sort(-1).values.diff(dim=-1) > 0).all()
         assert 0 <= int(found.min()) <= int(found.max()) < n
 
@@ -319,10 +356,11 @@ def test_the_default_type_does_not_matter(generator):
 COMPILED = """
 import torch
 from locotrans import create_model
-model, points = create_model("dgcnn", 5, k=4).eval(), torch.randn(2, 24, 3)
-with torch.no_grad():  # before any loop has run
-    found = torch.compile(model, backend="aot_eager")(points).logits
-    torch.testing.assert_close(found, model(points).logits, rtol=1e-4, atol=1e-5)
+for name in ("dgcnn", "locotrans_dgcnn_light"):
+    model, points = create_model(name, 5, k=4).eval(), torch.randn(2, 24, 3)
+    with torch.no_grad():  # before any loop has run
+        found = torch.compile(model, backend="aot_eager", fullgraph=True)(points).logits
+        torch.testing.assert_close(found, model(points).logits, rtol=1e-4, atol=1e-5)
 """
 
 

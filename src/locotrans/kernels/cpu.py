@@ -1,4 +1,4 @@
-"""Edge layers in evaluation on the CPU, by the loops of `loops` and `knn_loops`.
+"""Edge layers in evaluation on the CPU, by the loops of `loops`.
 
 Each has the plain PyTorch code of the layer as its specification. Batch norm with fixed statistics
 is a factor and an offset for each channel, which go into the weights. What torch does well, the
@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Linear
 from torch.nn import functional as F
 
-from locotrans.geometry.neighbors import feature_rounding, point_rounding
-from locotrans.kernels import knn_loops, loops
+from locotrans.kernels import loops
 from locotrans.kernels.threads import share_out
 
 CACHE = 2**17  # numbers of an edge tensor that are worked on at a time
-ROWS = 32  # of distances at least, so that a product has enough to do
 PRODUCT_ROWS = 512  # of a product before they are worked on
 LANES = 8  # numbers of a vector instruction; a rest is worked on one by one
 
@@ -52,7 +50,7 @@ def product(
         torch.mm(rows[start:stop], weight, out=out[start:stop])
 
     share_out(work, len(rows))
-    return out.reshape(*x.shape[:-1], -1)
+    return out.reshape(*x.shape[:-1], out.shape[1])
 
 
 def point_layer(
@@ -69,61 +67,7 @@ def point_layer(
             loops.bias_leaky(out[part].numpy(), bias_)
 
     share_out(work, len(rows))
-    return out.reshape(*x.shape[:-1], -1)
-
-
-def knn(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
-    """Return the k nearest neighbours by differences, as `geometry.neighbors.knn`."""
-    planes = points.mT.contiguous().numpy()
-    slack, relative = point_rounding(points)
-
-    def distances(cloud: int, start: int, out: Tensor) -> None:
-        knn_loops.point_distances(planes[cloud], start, out.numpy())
-
-    return _nearest(distances, slack, relative, k)
-
-
-def knn_features(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
-    """Return the k nearest neighbours in feature space, as `geometry.neighbors.knn_features`."""
-    x = x - x.mean(-2, keepdim=True)
-    squares = x.square().sum(-1)
-    slack, relative = feature_rounding(squares)
-    # |y|^2 - 2 x.y as one product: of [-2 x, 1] and [y, |y|^2]
-    left = F.pad(-2 * x, (0, 1), value=1.0)
-    right = torch.cat([x, squares.unsqueeze(-1)], dim=-1).mT.contiguous()
-
-    def distances(cloud: int, start: int, out: Tensor) -> None:
-        torch.mm(left[cloud, start : start + len(out)], right[cloud], out=out)
-
-    return _nearest(distances, slack, relative, k)
-
-
-def _nearest(
-    distances: Callable[[int, int, Tensor], None],
-    absolute: Float[Tensor, "b n"],
-    relative: float,
-    k: int,
-) -> Int[Tensor, "b n k"]:
-    b, n = absolute.shape
-    out = torch.empty(b, n, k, dtype=torch.int32)
-    chosen, slack = out.numpy(), absolute.contiguous().numpy()
-    step = min(max(CACHE // n, ROWS), n)
-
-    def work(first: int, last: int) -> None:
-        buffer = absolute.new_empty(step, n)
-        row = first
-        while row < last:  # some rows of one cloud
-            cloud, start = divmod(row, n)
-            stop = min(start + step, n, start + last - row)
-            part = buffer[: stop - start]
-            distances(cloud, start, part)
-            knn_loops.select(
-                part.numpy(), slack[cloud, start:stop], relative, k, chosen[cloud, start:stop]
-            )
-            row += stop - start
-
-    share_out(work, b * n)
-    return out.long()
+    return out.reshape(*x.shape[:-1], out.shape[1])
 
 
 def vn_edge_conv(
@@ -169,7 +113,7 @@ def vn_layer(
     (offset_,), arrays = _arrays(offset), _arrays(*fold(norm), out)
     weight = own.mT.contiguous()
     _by_products(vectors, weight, lambda pq, *rows: loops.vn_points(pq, offset_, n, *arrays, *rows))
-    return out.reshape(*v.shape[:-1], -1)
+    return out.reshape(*v.shape[:-1], out.shape[-1])
 
 
 def _by_products(

@@ -5,7 +5,7 @@ import numpy as np
 from locotrans.kernels.loops import loop
 
 BLOCK = 8  # distances whose minimum is taken before any of them is looked at
-STEPS = 10  # of bisection at most
+STEPS = 24  # of bisection at most: the digits of float32
 
 
 @loop

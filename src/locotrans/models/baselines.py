@@ -10,7 +10,6 @@ from locotrans.backbones.pointnet import PointNet
 from locotrans.backbones.protocol import Backbone
 from locotrans.backbones.vn_dgcnn import VNDGCNN
 from locotrans.geometry.vectors import center
-from locotrans.kernels.threads import undivided
 from locotrans.models.options import check_options
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
@@ -84,7 +83,6 @@ class PointClassifier(nn.Module):
         self.hidden = HeadLayer(2 * backbone.channels, hidden, config.dropout, bias=False)
         self.head = make_head(hidden, widths, num_classes, config.dropout)
 
-    @undivided
     def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
         """Classify clouds, as `LocoTrans` does."""
         check_points(points, getattr(self.config, "k", 1), self)
@@ -111,7 +109,6 @@ class VNClassifier(nn.Module):
         self.hidden = HeadLayer(6 * self.backbone.channels, hidden, config.dropout)
         self.head = make_head(hidden, widths, num_classes, config.dropout)
 
-    @undivided
     def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:
         """Classify clouds, as `LocoTrans` does."""
         check_points(points, self.config.k, self)

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from locotrans.backbones.vn_dgcnn import VNFeatures
-from locotrans.kernels.threads import undivided
 from locotrans.models.locotrans import EquivariantBranch, InvariantBranch, LocoTrans
 from locotrans.models.locotrans_config import LocoTransConfig
 from locotrans.models.output import (
@@ -151,7 +150,6 @@ class LocoTransSegmenter(LocoTrans):
         self.category = CategoryLayer(config.categories) if config.categories else None
         self.colors = PointLayer(3, config.widths[0]) if config.colors else None
 
-    @undivided
     def forward(  # type: ignore[override]
         self,
         points: Float[Tensor, "b n 3"],

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from locotrans.backbones.dgcnn import DGCNN
 from locotrans.backbones.vn_dgcnn import VNDGCNN
 from locotrans.geometry.vectors import center
-from locotrans.kernels.threads import undivided
 from locotrans.models.baselines import DGCNNConfig
 from locotrans.models.options import check_options
 from locotrans.models.output import (
@@ -79,7 +78,6 @@ class Segmenter(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b e"]]:
         """Return the features of every point and those of the shape."""
 
-    @undivided
     def forward(
         self,
         points: Float[Tensor, "b n 3"],

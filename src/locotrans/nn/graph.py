@@ -16,9 +16,9 @@ def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
 
         return nearest(points.detach(), k, coordinates=True)
     if use_loops(points) and k <= points.shape[1] <= FEW:
-        from locotrans.kernels import cpu
+        from locotrans.kernels import cpu_knn
 
-        return cpu.knn(points, k)
+        return cpu_knn.knn(points, k)
     return knn(points, k)
 
 
@@ -29,7 +29,7 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
 
         return nearest(x.detach(), k, coordinates=False)
     if use_loops(x) and k <= x.shape[1]:
-        from locotrans.kernels import cpu
+        from locotrans.kernels import cpu_knn
 
-        return cpu.knn_features(x, k)
+        return cpu_knn.knn_features(x, k)
     return knn_features(x, k)
