@@ -174,7 +174,8 @@ def rpr_case(
         index = global_index(neighbors)
         x, z, v = size.draw(c), size.draw(d), _padded(size.draw(3, aligned(cv)), cv)
         weight = conv.linear.weight[:, :c].detach().contiguous().requires_grad_()
-        layers = RPRLayers(*(getattr(conv, name) for name in RPRLayers._fields))
+        parts = [getattr(conv, name) for name in RPRLayers._fields]
+        layers = RPRLayers(*(m.statistics() if isinstance(m, BatchNorm) else m for m in parts))
         options = {"store": store, "precision": precision}
 
         def fused() -> Tensor:
@@ -192,7 +193,7 @@ def rpr_case(
 
         if not training:
             return Problem(fused, torch.no_grad()(plain))
-        used = [layer for layer in layers if layer is not None]
+        used = [m for m in parts if m is not None]
         return Problem(fused, plain, [x, z, v, weight, *(p for m in used for p in m.parameters())])
 
     kind = precision if training else f"{precision}, evaluation"

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch.optim.swa_utils import update_bn
 
 from interpreted import LONG
 from locotrans import create_model
@@ -137,3 +138,15 @@ def test_kernels_change_nothing_but_rounding(name, training, device, monkeypatch
         if not error <= 3 * min(usual[key], FLOOR) + FLOOR
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_update_bn_takes_the_mean_over_all_batches(device, monkeypatch):
+    model, points, _, _ = draw("light", True, 0, device)
+    exact, points = copy.deepcopy(model).double(), points[:4, :5]
+    switch(monkeypatch, True)
+    for other in ("kernels", "loops"):  # which take longer than all the rest
+        monkeypatch.setattr(f"locotrans.nn.graph.use_{other}", lambda x: False)
+    update_bn(points.split(2), model)
+    update_bn(points.double().split(2), exact)
+    for (name, a), b in zip(model.named_buffers(), exact.buffers(), strict=True):
+        assert (a - b).double().norm() <= FLOOR * b.double().norm(), name

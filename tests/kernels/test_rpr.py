@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from interpreted import LONG
 from locotrans.geometry.neighbors import gather
 from locotrans.nn.edge import leaky_max
+from locotrans.nn.norm import BatchNorm, count_together
 from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -32,6 +33,12 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(rpr_plan, "BACKWARD_PROGRAMS", 2)
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    """Let the layer itself take its kernels, on any device, for all but the exact float64."""
+    monkeypatch.setattr("locotrans.nn.rpr.use_kernels", lambda x: x.dtype == torch.float32)
+
+
 def make(b, n, k, cv, c, d, refine, generator):
     """Return a layer whose batch norms are not the identity, and its inputs."""
     conv = RelativePoseConv(3 * cv, c, d, refine=refine)
@@ -51,8 +58,8 @@ def make(b, n, k, cv, c, d, refine, generator):
 
 
 def layers_of(conv):
-    names = RPRLayers._fields
-    return RPRLayers(*(getattr(conv, name) for name in names))
+    parts = [getattr(conv, name) for name in RPRLayers._fields]
+    return RPRLayers(*(x.statistics() if isinstance(x, BatchNorm) else x for x in parts))
 
 
 def fused(conv, x, v, frames, neighbors, **options):
@@ -218,6 +225,30 @@ def test_gradients_of_other_reference_points_and_of_no_vectors(device, small_blo
     v, reference = v.clone().requires_grad_(), v[0].clone().requires_grad_()
     fused(conv, x, v, frames, neighbors, v_reference=reference).sum().backward()
     assert_near(v.grad[0] + reference.grad, leaf.grad[0], 1e-4)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.0, 0.3])
+def test_a_cumulative_average_and_other_momenta(momentum, device, generator, kernels):
+    conv, *inputs = make(1, 6, 3, 2, 8, 8, True, generator)
+    for norm in conv.modules():
+        if isinstance(norm, nn.BatchNorm1d):
+            norm.momentum = momentum
+    exact, conv = copy.deepcopy(conv).double(), conv.to(device)
+    x, v, frames, neighbors = inputs
+
+    def compare(factor):
+        given = (factor * x, v, neighbors, frames)
+        expected = exact(*(t.double() if t.is_floating_point() else t for t in given))
+        assert_near(conv(*(t.to(device) for t in given)), expected, 1e-4)
+
+    compare(1)
+    with count_together():
+        compare(2)
+    for (name, a), b in zip(conv.named_buffers(), exact.buffers(), strict=True):
+        assert_near(a, b, 1e-5, name)
+        assert a.is_floating_point() or a == 2
+    conv.eval(), exact.eval()
+    compare(3)
 
 
 def test_zero_vectors_may_follow_the_channels(device, small_blocks, generator):

@@ -173,7 +173,6 @@ def norm_kernel(
     beta_ptr,
     mean_ptr,  # running statistics, updated in place if TRAINING
     var_ptr,
-    tracked_ptr,
     bias_ptr,  # of the layer before, or None
     out_ptr,  # (4, CP): scale, shift, mean (or scale * bias, if that is given), 1 / deviation
     programs,
@@ -209,8 +208,6 @@ def norm_kernel(
         unbiased = batch_var * (count / (count - 1))
         tl.store(mean_ptr + cols, mean + momentum * (batch_mean - mean), mask=real)
         tl.store(var_ptr + cols, var + momentum * (unbiased - var), mask=real)
-        if tl.program_id(0) == 0:
-            tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
         mean = batch_mean
         var = batch_var
     rstd = 1 / tl.sqrt(var + eps)

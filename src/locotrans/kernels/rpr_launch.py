@@ -8,6 +8,7 @@ from locotrans.distributed import processes, sum_over_processes
 from locotrans.kernels import rpr_forward as forward
 from locotrans.kernels import rpr_forward_max as forward_max
 from locotrans.kernels import rpr_plan
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.rpr_last import last_kernel
 from locotrans.kernels.rpr_plan import OUTPUT_ROWS, SLOPE, Plan, Saved, pad, width
 
@@ -78,7 +79,7 @@ def _pose(
 def _linear(
     plan: Plan,
     linear: nn.Linear,
-    norm: nn.BatchNorm1d,
+    norm: Norm,
     x: Tensor,
     factor: Tensor | None,
     index: Tensor,
@@ -126,7 +127,7 @@ def _max(
 def _last(
     plan: Plan,
     linear: nn.Linear,
-    norm: nn.BatchNorm1d,
+    norm: Norm,
     weight: Tensor,
     x: Tensor,
     x_basis: Tensor,
@@ -150,7 +151,7 @@ def _last(
     return out[:, : weight.shape[0]]
 
 
-def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor, bias: Tensor | None = None) -> Tensor:
+def _norm(plan: Plan, norm: Norm, sums: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return the table of a batch norm, (4, c): scale, shift, mean, 1 / deviation.
 
     Given the bias of the layer before, its third row is scale * bias instead. In evaluation the
@@ -163,8 +164,7 @@ def _norm(plan: Plan, norm: nn.BatchNorm1d, sums: Tensor, bias: Tensor | None = 
     programs, _, cp = sums.shape
     forward.norm_kernel[(cp // 16,)](
         sums, norm.weight, norm.bias, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, bias, out, programs, float(plan.batch_edges), norm.eps,
-        norm.momentum,
-        C=norm.num_features, CP=cp, ROWS=256, COLS=16, TRAINING=plan.training, num_warps=8,
+        bias, out, programs, float(plan.batch_edges), norm.eps, norm.momentum,
+        C=norm.channels, CP=cp, ROWS=256, COLS=16, TRAINING=plan.training, num_warps=8,
     )  # fmt: skip
     return out

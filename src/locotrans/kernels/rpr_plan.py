@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from locotrans.distributed import processes
+from locotrans.kernels.batch_norm import Norm
 from locotrans.kernels.tiles import INTERPRETED
 
 SLOPE = 0.2  # as in `locotrans.nn.edge`
@@ -75,14 +76,14 @@ class RPRLayers(NamedTuple):
     """The layers of a `RelativePoseConv` between the basis and the last product."""
 
     kernel1: nn.Linear
-    kernel_norm: nn.BatchNorm1d
+    kernel_norm: Norm
     kernel2: nn.Linear
-    pose_norm: nn.BatchNorm1d
+    pose_norm: Norm
     refine: nn.Linear | None
-    refine_norm: nn.BatchNorm1d | None
-    norm: nn.BatchNorm1d
+    refine_norm: Norm | None
+    norm: Norm
 
-    def stages(self) -> list[tuple[nn.Linear, nn.BatchNorm1d]]:
+    def stages(self) -> list[tuple[nn.Linear, Norm]]:
         """Return each product with the batch norm behind it, the last product left out."""
         stages = [(self.kernel1, self.kernel_norm), (self.kernel2, self.pose_norm)]
         if self.refine is not None and self.refine_norm is not None:

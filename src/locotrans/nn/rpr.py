@@ -207,12 +207,12 @@ class RelativePoseConv(nn.Module):
 
         layers = RPRLayers(
             self.kernel1,
-            self.kernel_norm,
+            self.kernel_norm.statistics(),
             self.kernel2,
-            self.pose_norm,
+            self.pose_norm.statistics(),
             self.refine,
-            self.refine_norm,
-            self.norm,
+            None if self.refine_norm is None else self.refine_norm.statistics(),
+            self.norm.statistics(),
         )
         store = stored_dtype()
         x_basis, z, w1 = point_products(
