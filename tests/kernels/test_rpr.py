@@ -251,6 +251,43 @@ def test_a_cumulative_average_and_other_momenta(momentum, device, generator, ker
     compare(3)
 
 
+@pytest.mark.parametrize("frozen", ["kernel_norm", "norm"])
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_in_different_modes(training, frozen, device, generator, kernels):
+    conv, *inputs = make(1, 6, 3, 2, 8, 8, True, generator)
+    conv.train(training)
+    getattr(conv, frozen).train(not training)
+    exact, conv = copy.deepcopy(conv).double(), conv.to(device)
+    x, v, frames, neighbors = inputs
+    expected = exact(x.double(), v.double(), neighbors, frames.double())
+    x, v, frames, neighbors = (t.to(device) for t in inputs)
+    assert_near(conv(x, v, neighbors, frames), expected, 1e-4)
+    for (name, a), b in zip(conv.named_buffers(), exact.buffers(), strict=True):
+        assert_near(a, b, 1e-5, name)
+    with pytest.raises(ValueError, match="all in training or all in evaluation"):
+        fused(conv, x, v, frames, neighbors)
+
+
+def test_frames_that_ask_for_a_gradient_get_it(device, generator, kernels):
+    conv, x, v, frames, neighbors = make(1, 6, 3, 2, 8, 8, True, generator)
+    exact, conv = copy.deepcopy(conv).double(), conv.to(device)
+    doubles = frames.double().requires_grad_()
+    exact(x.double(), v.double(), neighbors, doubles).square().sum().backward()
+    x, v, frames, neighbors = (t.to(device) for t in (x, v, frames, neighbors))
+    frames.requires_grad_()
+    conv(x, v, neighbors, frames).square().sum().backward()
+    assert_near(frames.grad, doubles.grad, 1e-4)
+    with pytest.raises(ValueError, match="no gradient of the frames"):
+        fused(conv, x, v, frames, neighbors)
+
+
+def test_too_few_vectors_are_refused(device, generator, kernels):
+    conv, x, v, frames, neighbors = make(1, 6, 3, 2, 8, 8, True, generator)
+    conv, x, v, frames, neighbors = (t.to(device) for t in (conv, x, v, frames, neighbors))
+    with pytest.raises(RuntimeError, match="shapes"):
+        conv(x, v[..., :1], neighbors, frames)
+
+
 def test_zero_vectors_may_follow_the_channels(device, small_blocks, generator):
     conv, x, v, frames, neighbors = make(1, 5, 2, 3, 8, 8, False, generator)
     x, frames, neighbors = (t.to(device) for t in (x, frames, neighbors))

@@ -95,13 +95,17 @@ def rpr_conv(
         store: type of the edge tensors, float32 or bfloat16.
         precision: of the products; "bf16" with bfloat16, otherwise "ieee", "tf32x3" or "tf32".
 
-    Gradient: of everything but the frames. Those of x_basis and v are summed by atomic additions,
-        in float32 and in no fixed order.
+    Gradient: of everything but the frames; those that ask for one are refused. Those of x_basis
+        and v are summed by atomic additions, in float32 and in no fixed order.
     Degenerate: needs two edges or more in training, as torch does.
     """
     training = layers.norm.training
     if training and index.numel() < 2:
         raise ValueError(f"batch statistics need at least two edges, not {index.numel()}")
+    if any(norm.training != training for _, norm in layers.stages()):
+        raise ValueError("the batch norms must be all in training or all in evaluation")
+    if torch.is_grad_enabled() and frames.requires_grad:
+        raise ValueError("rpr_conv has no gradient of the frames; use the plain code")
     if precision is None:
         precision = "bf16" if store == torch.bfloat16 else "ieee"
     if precision == "bf16" and INTERPRETED:

@@ -122,12 +122,8 @@ class RelativePoseConv(nn.Module):
         neighbors: Int[Tensor, "b n k"],
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
-        if use_kernels(x):
-            from locotrans.kernels.rpr import supported
-
-            d, c = len(self.norm.weight), x.shape[-1]
-            if supported(v.shape[-1], c, d, neighbors.shape[-1]):
-                return self._fused(x, v, neighbors, frames)
+        if use_kernels(x) and self._kernels_do(x, v, neighbors, frames):
+            return self._fused(x, v, neighbors, frames)
         v = narrow(v, self.kernel1.in_features // 3)
         index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
         if use_loops(x, training=self._learns()):
@@ -161,9 +157,29 @@ class RelativePoseConv(nn.Module):
         out = by_rows(edges, index, len(w1), self._learns())
         return out.unflatten(0, x.shape[:2])
 
-    def _learns(self) -> bool:
+    def _modes(self) -> list[bool]:
+        """Say of every batch norm whether it is in training."""
         norms = (self.kernel_norm, self.pose_norm, self.refine_norm, self.norm)
-        return any(norm is not None and norm.training for norm in norms)
+        return [norm.training for norm in norms if norm is not None]
+
+    def _learns(self) -> bool:
+        return any(self._modes())
+
+    def _kernels_do(
+        self,
+        x: Float[Tensor, "b n c"],
+        v: Float[Tensor, "b n 3 cv"],
+        neighbors: Int[Tensor, "b n k"],
+        frames: Float[Tensor, "b n 3 3"],
+    ) -> bool:
+        """Say whether kernels do this: batch norms in one mode, no gradient of the frames."""
+        from locotrans.kernels.rpr import supported
+
+        if len(set(self._modes())) > 1 or (torch.is_grad_enabled() and frames.requires_grad):
+            return False
+        d, given = self.norm.num_features, v.shape[-1]
+        enough = given >= self.kernel1.in_features // 3
+        return enough and supported(given, x.shape[-1], d, neighbors.shape[-1])
 
     def _by_loops(
         self,
