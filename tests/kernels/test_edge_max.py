@@ -86,6 +86,7 @@ def compare(layer, plain, fused, *arguments, device, dtype=torch.float32, tolera
 
 def graph(b, n, k, c, generator):
     """Features and neighbours; few of which repeat, so that there are no equal edges."""
+    assert k <= n
     order = torch.rand(b, n, n, generator=generator).argsort(dim=2)
     return torch.randn(b, n, c, generator=generator), order[..., :k]
 
@@ -100,8 +101,9 @@ def compare_frame_conv(layer, points, neighbors, generator, **options):
 
 
 TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-SIZES = [(2, 9, 5, 21), (1, 22, 20, 7), (1, 18, 1, 70), (1, 2, 2, 1), (1, 3, 64, 4)]
+SIZES = [(2, 9, 5, 21), (1, 22, 20, 7), (1, 18, 1, 70), (1, 2, 2, 1), (1, 65, 64, 4)]
 CASES = [(*size, True) for size in SIZES] + [(*SIZES[0], False), (*SIZES[3], False)]
+CASES += [(1, 1, 1, 4, False)]  # one point, which has no statistics of its own
 CASES += [pytest.param(*size, False, marks=LONG) for size in (*SIZES[1:3], SIZES[4])]
 CASES = pytest.mark.parametrize(("b", "n", "k", "d", "training"), CASES)
 
