@@ -65,17 +65,16 @@ def supported(vector_channels: int, in_channels: int, out_channels: int, k: int)
 @on_device
 def rpr_conv(
     x_basis: Float[Tensor, "n c"],
-    z: Float[Tensor, "m d"],
+    z: Float[Tensor, "n d"],
     v: Float[Tensor, "n 3 w"],
-    frames: Float[Tensor, "m 3 3"],
-    index: Int[Tensor, "m k"],
+    frames: Float[Tensor, "n 3 3"],
+    index: Int[Tensor, "n k"],
     weight: Float[Tensor, "d c"],
     layers: RPRLayers,
     *,
-    v_reference: Float[Tensor, "m 3 w"] | None = None,
     store: torch.dtype = torch.float32,
     precision: str | None = None,
-) -> Float[Tensor, "m d"]:
+) -> Float[Tensor, "n d"]:
     """Convolve features over neighbourhoods whose neighbours are turned into the pose of the point.
 
     Batch norm does what `torch.nn.BatchNorm1d` does: batch statistics and an update of the running
@@ -84,14 +83,13 @@ def rpr_conv(
 
     Args:
         x_basis: ``basis(x)`` of every point.
-        z: ``(W2 - W1) x`` of the reference points.
+        z: ``(W2 - W1) x`` of every point.
         v: the vectors of every point; zero vectors may follow their channels, and rows of a
             multiple of 4 are read faster.
-        frames: of the reference points.
-        index: rows of ``x_basis`` and ``v`` that are the neighbours of every reference point.
+        frames: of every point.
+        index: rows of ``x_basis`` and ``v`` that are the neighbours of every point.
         weight: W1, the first half of the last product.
         layers: everything between.
-        v_reference: the vectors of the reference points, where these are not all points in order.
         store: type of the edge tensors, float32 or bfloat16.
         precision: of the products; "bf16" with bfloat16, otherwise "ieee", "tf32x3" or "tf32".
 
@@ -113,12 +111,12 @@ def rpr_conv(
     parameters = [weight, layers.norm.weight, layers.norm.bias]
     for linear, norm in layers.stages():
         parameters += [linear.weight, linear.bias, norm.weight, norm.bias]
-    inputs = (x_basis, z, v, v_reference, *parameters)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    inputs = (x_basis, z, v, *parameters)
+    save = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     plan = Plan(layers, training, store, precision, index.shape[0], index.shape[1], save)
     if not save:
-        return run_forward(plan, x_basis, z, v, v_reference, frames, index, weight)[0]
-    return _RPRConv.apply(plan, x_basis, z, v, v_reference, frames, index, *parameters)
+        return run_forward(plan, x_basis, z, v, frames, index, weight)[0]
+    return _RPRConv.apply(plan, x_basis, z, v, frames, index, *parameters)
 
 
 class _RPRConv(torch.autograd.Function):
@@ -129,33 +127,32 @@ class _RPRConv(torch.autograd.Function):
         x_basis: Tensor,
         z: Tensor,
         v: Tensor,
-        v_reference: Tensor | None,
         frames: Tensor,
         index: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
-        points = (x_basis, z, v, v_reference)
+        points = (x_basis, z, v)
         out, saved = run_forward(plan, *points, frames, index, parameters[0])
         assert saved is not None
         ctx.plan = plan
-        ctx.inputs = [None if x is None else (x.shape[-1], x.dtype) for x in points]
-        ctx.save_for_backward(*saved[:9], *saved.edges, *saved.norms, *parameters)
+        ctx.inputs = [(x.shape[-1], x.dtype) for x in points]
+        ctx.save_for_backward(*saved[:8], *saved.edges, *saved.norms, *parameters)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        norms = 9 + len(ctx.plan.layers.stages())  # where they begin: there is one more of them
-        parameters = 2 * norms - 8
-        saved = Saved._make([*tensors[:9], tensors[9:norms], tensors[norms:parameters]])
-        vectors = ctx.needs_input_grad[3] or ctx.needs_input_grad[4]
+        norms = 8 + len(ctx.plan.layers.stages())  # where they begin: there is one more of them
+        parameters = 2 * norms - 7
+        saved = Saved._make([*tensors[:8], tensors[8:norms], tensors[norms:parameters]])
+        vectors = ctx.needs_input_grad[3]
         plan = ctx.plan
         if plan.precision == "tf32x3":  # takes twice the time of plain float32 here
             plan = plan._replace(precision="ieee")
         points, weights = run_backward(plan, saved, tensors[parameters:], grad, vectors)
         unpadded = [
-            None if x is None or like is None else x[..., : like[0]].to(like[1])
-            for x, like in zip(points, ctx.inputs, strict=True)
+            None if x is None else x[..., :width].to(dtype)
+            for x, (width, dtype) in zip(points, ctx.inputs, strict=True)
         ]
         return None, *unpadded, None, None, *weights

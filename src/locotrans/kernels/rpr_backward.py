@@ -189,16 +189,14 @@ def linear_backward_kernel(
 @triton.jit
 @no_type_check
 def pose_backward_kernel(
-    out_ptr,  # (m k, HP), before its batch norm
+    out_ptr,  # (n k, HP), before its batch norm
     terms_ptr,  # (3, HP)
-    out_dz_ptr,  # (m k, HP)
+    out_dz_ptr,  # (n k, HP)
     v_ptr,  # (n, 3, WIDTH)
-    reference_ptr,  # (m, 3, WIDTH)
-    frames_ptr,  # (m, 3, 3)
-    index_ptr,  # (m, k)
+    frames_ptr,  # (n, 3, 3)
+    index_ptr,  # (n, k)
     weight_ptr,  # (H, 3 CV)
     dv_ptr,  # (n, 3, WIDTH) float32 zeros, if VECTORS
-    dreference_ptr,  # (m, 3, WIDTH) float32 zeros, or dv if m is n, if VECTORS
     parts_ptr,  # (programs, 3, HB, CVP): dW
     points,
     k,
@@ -242,7 +240,7 @@ def pose_backward_kernel(
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         # the vectors of r come from the cache: three more tiles would not fit the registers
         x0, x1, x2 = load_vectors(v_ptr, j, c, WIDTH, inside)
-        p0, p1, p2 = load_vectors(reference_ptr, r, c, WIDTH, inside)
+        p0, p1, p2 = load_vectors(v_ptr, r, c, WIDTH, inside)
         x0, x1, x2 = x0 - p0, x1 - p1, x2 - p2
         st = tl.trans(s)
         dw0 += dot(st, u00 * x0 + u10 * x1 + u20 * x2, PRECISION)
@@ -265,6 +263,6 @@ def pose_backward_kernel(
         f1 = dot(total, w1, PRECISION)
         f2 = dot(total, w2, PRECISION)
         add_vectors(
-            dreference_ptr, r, c, WIDTH, wanted, -(u00 * f0 + u01 * f1 + u02 * f2),
+            dv_ptr, r, c, WIDTH, wanted, -(u00 * f0 + u01 * f1 + u02 * f2),
             -(u10 * f0 + u11 * f1 + u12 * f2), -(u20 * f0 + u21 * f1 + u22 * f2),
         )  # fmt: skip

@@ -20,8 +20,8 @@ from locotrans.kernels.rpr_tiles import (
 @triton.jit
 @no_type_check
 def point_sums_kernel(
-    grad_ptr,  # (m, DP)
-    best_ptr,  # (m, DP)
+    grad_ptr,  # (n, DP)
+    best_ptr,  # (n, DP)
     norm_ptr,  # (4, DP)
     sums_ptr,  # (programs, 2, DP)
     points,
@@ -48,15 +48,15 @@ def point_sums_kernel(
 @triton.jit
 @no_type_check
 def point_terms_kernel(
-    grad_ptr,  # (m, DP)
-    best_ptr,  # (m, DP)
-    total_ptr,  # (m, DP)
-    z_ptr,  # (m, DP)
+    grad_ptr,  # (n, DP)
+    best_ptr,  # (n, DP)
+    total_ptr,  # (n, DP)
+    z_ptr,  # (n, DP)
     norm_ptr,  # (4, DP)
     terms_ptr,  # (3, DP)
-    chosen_ptr,  # (m, DP)
-    dense_ptr,  # (m, DP)
-    dz_ptr,  # (m, DP)
+    chosen_ptr,  # (n, DP)
+    dense_ptr,  # (n, DP)
+    dz_ptr,  # (n, DP)
     points,
     k,
     DP: tl.constexpr,
@@ -99,14 +99,14 @@ def load_chosen(chosen_ptr, arg_ptr, r, n, cols, DP: tl.constexpr, inside):
 @triton.jit
 @no_type_check
 def max_backward_kernel(
-    x_ptr,  # (m k, CP), before its batch norm
+    x_ptr,  # (n k, CP), before its batch norm
     norm_ptr,  # (4, CP)
     weight_ptr,  # (D, C)
     gram_weight_ptr,  # (C, C), if TRAINING
-    chosen_ptr,  # (m, DP)
-    arg_ptr,  # (m, DP) int8
-    base_ptr,  # (m, CP), if TRAINING
-    dz_ptr,  # (m k, CP)
+    chosen_ptr,  # (n, DP)
+    arg_ptr,  # (n, DP) int8
+    base_ptr,  # (n, CP), if TRAINING
+    dz_ptr,  # (n k, CP)
     sums_ptr,  # (programs, 2, CP)
     points,
     k,
@@ -164,11 +164,11 @@ def max_backward_kernel(
 @triton.jit
 @no_type_check
 def max_weight_kernel(
-    x_ptr,  # (m k, CP), before its batch norm
+    x_ptr,  # (n k, CP), before its batch norm
     norm_ptr,  # (4, CP)
-    chosen_ptr,  # (m, DP)
-    dense_ptr,  # (m, DP), if TRAINING
-    arg_ptr,  # (m, DP) int8
+    chosen_ptr,  # (n, DP)
+    dense_ptr,  # (n, DP), if TRAINING
+    arg_ptr,  # (n, DP) int8
     out_ptr,  # (programs, HEIGHT, CP)
     points,
     k,

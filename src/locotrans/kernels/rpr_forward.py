@@ -25,14 +25,13 @@ from locotrans.kernels.rpr_tiles import (
 @no_type_check
 def pose_kernel(
     v_ptr,  # (n, 3, WIDTH)
-    reference_ptr,  # (m, 3, WIDTH): the vectors of the reference points
-    frames_ptr,  # (m, 3, 3)
-    index_ptr,  # (m, k)
+    frames_ptr,  # (n, 3, 3)
+    index_ptr,  # (n, k)
     weight_ptr,  # (H, 3 CV)
     bias_ptr,  # (H)
     center_ptr,  # (H)
     norm_ptr,  # (4, HP), if ACTIVATE
-    out_ptr,  # (m k, HP)
+    out_ptr,  # (n k, HP)
     sums_ptr,  # (programs, 2, HP)
     points,
     k,
@@ -70,7 +69,7 @@ def pose_kernel(
     u20 = load_frame(frames_ptr, r, inside, 2, 0)
     u21 = load_frame(frames_ptr, r, inside, 2, 1)
     u22 = load_frame(frames_ptr, r, inside, 2, 2)
-    p0, p1, p2 = load_vectors(reference_ptr, r, c, WIDTH, inside)
+    p0, p1, p2 = load_vectors(v_ptr, r, c, WIDTH, inside)
     s1 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     for n in range(k):

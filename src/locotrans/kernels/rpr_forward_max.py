@@ -19,15 +19,15 @@ from locotrans.kernels.rpr_tiles import (
 @triton.jit
 @no_type_check
 def max_kernel(
-    x_ptr,  # (m k, CP), before its batch norm
+    x_ptr,  # (n k, CP), before its batch norm
     norm_ptr,  # (4, CP)
     weight_ptr,  # (D, C), its rows `stride` apart
-    z_ptr,  # (m, DP)
+    z_ptr,  # (n, DP)
     gamma_ptr,  # (D)
     center_ptr,  # (D)
-    best_ptr,  # (m, DP)
-    arg_ptr,  # (m, DP) int8, if SAVE
-    total_ptr,  # (m, DP), if SAVE
+    best_ptr,  # (n, DP)
+    arg_ptr,  # (n, DP) int8, if SAVE
+    total_ptr,  # (n, DP), if SAVE
     sums_ptr,  # (programs, 2, DP)
     points,
     k,
@@ -91,9 +91,9 @@ def max_kernel(
 @triton.jit
 @no_type_check
 def output_kernel(
-    best_ptr,  # (m, DP)
+    best_ptr,  # (n, DP)
     norm_ptr,  # (4, DP)
-    out_ptr,  # (m, D)
+    out_ptr,  # (n, D)
     points,
     D: tl.constexpr,
     DP: tl.constexpr,

@@ -69,15 +69,15 @@ def _channels(
 @triton.jit
 @no_type_check
 def last_kernel(
-    x_ptr,  # (m k, CIP), behind its batch norm and ReLU
+    x_ptr,  # (n k, CIP), behind its batch norm and ReLU
     inner_ptr,  # (CO, CI)
     inner_norm_ptr,  # (4, COP), with scale * bias in its third row
     factor_ptr,  # (n, COP), if MULTIPLY
-    index_ptr,  # (m, k), if MULTIPLY
+    index_ptr,  # (n, k), if MULTIPLY
     weight_ptr,  # (D, CO), its rows `stride` apart
-    z_ptr,  # (m, DP)
+    z_ptr,  # (n, DP)
     out_norm_ptr,  # (4, DP)
-    out_ptr,  # (m, DP)
+    out_ptr,  # (n, DP)
     points,
     k,
     stride,

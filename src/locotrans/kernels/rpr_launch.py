@@ -18,18 +18,16 @@ def run_forward(
     x_basis: Tensor,
     z: Tensor,
     v: Tensor,
-    reference: Tensor | None,
     frames: Tensor,
     index: Tensor,
     weight: Tensor,
 ) -> tuple[Tensor, Saved | None]:
     """Return the output, and what the backward pass reads if the plan is to save it."""
     x_basis, z, v = pad(x_basis), pad(z), v.contiguous()
-    reference = None if reference is None else reference.contiguous()
     frames, index = frames.contiguous(), index.contiguous()
     edges: list[Tensor] = []
     norms: list[Tensor] = []
-    x = _pose(plan, v, reference, frames, index, norms)
+    x = _pose(plan, v, frames, index, norms)
     stages = plan.layers.stages()[1:]
     if plan.joins:
         for linear, norm in stages[:-1]:
@@ -47,17 +45,10 @@ def run_forward(
     )  # fmt: skip
     if not plan.save:
         return out, None
-    return out, Saved(x_basis, z, v, reference, frames, index, best, arg, total, edges, norms)
+    return out, Saved(x_basis, z, v, frames, index, best, arg, total, edges, norms)
 
 
-def _pose(
-    plan: Plan,
-    v: Tensor,
-    reference: Tensor | None,
-    frames: Tensor,
-    index: Tensor,
-    norms: list[Tensor],
-) -> Tensor:
+def _pose(plan: Plan, v: Tensor, frames: Tensor, index: Tensor, norms: list[Tensor]) -> Tensor:
     linear, norm = plan.layers.kernel1, plan.layers.kernel_norm
     h, hp = linear.out_features, width(linear.out_features)
     launch = plan.launch("pose")
@@ -66,8 +57,8 @@ def _pose(
     sums = v.new_empty(programs, 2, hp, dtype=torch.float32)
     table = _norm(plan, norm, sums) if plan.joins else None
     forward.pose_kernel[(programs,)](
-        v, v if reference is None else reference, frames, index, linear.weight, linear.bias,
-        norm.running_mean, table, out, sums, plan.points, plan.k,
+        v, frames, index, linear.weight, linear.bias, norm.running_mean, table, out, sums,
+        plan.points, plan.k,
         CV=linear.in_features // 3, H=h, CVP=width(linear.in_features // 3), HP=hp,
         WIDTH=v.shape[-1], ROWS=launch.rows, STATISTICS=plan.training, ACTIVATE=plan.joins,
         PRECISION=plan.precision, **launch.options(),

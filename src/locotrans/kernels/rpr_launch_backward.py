@@ -13,7 +13,7 @@ from locotrans.kernels import rpr_backward_max as backward_max
 from locotrans.kernels import rpr_plan
 from locotrans.kernels.rpr_plan import SLOPE, Plan, Saved, pad, width
 
-Points = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Points = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Sums(NamedTuple):
@@ -28,7 +28,7 @@ class Sums(NamedTuple):
 def run_backward(
     plan: Plan, saved: Saved, parameters: Sequence[Tensor], grad: Tensor, vectors: bool
 ) -> tuple[Points, list[Tensor]]:
-    """Return the gradients of x_basis and z (padded), v and v_reference, and of the parameters."""
+    """Return the gradients of x_basis and z (padded), v, and of the parameters."""
     weight, *rest = parameters
     stages = [rest[2 + 4 * i : 5 + 4 * i] for i in range(len(saved.edges))]
     dz, dx, sums, last = _max_backward(plan, saved, weight, pad(grad))
@@ -38,9 +38,9 @@ def run_backward(
         dfactor = torch.zeros_like(saved.x_basis, dtype=torch.float32) if i == 1 else None
         dx, sums, new = _linear_backward(plan, saved, i, stages[i], factor, dfactor, dx, sums)
         gradients = new + gradients
-    dv, dreference, new = _pose_backward(plan, saved, stages[0][0], dx, sums, vectors)
+    dv, new = _pose_backward(plan, saved, stages[0][0], dx, sums, vectors)
     assert dfactor is not None  # i ended at 1
-    return (dfactor, dz, dv, dreference), last + new + gradients
+    return (dfactor, dz, dv), last + new + gradients
 
 
 def _max_backward(
@@ -171,27 +171,23 @@ def _linear_backward(
 
 def _pose_backward(
     plan: Plan, saved: Saved, weight: Tensor, dy: Tensor, sums: Sums, vectors: bool
-) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
+) -> tuple[Tensor | None, list[Tensor]]:
     """Return the gradients of the vectors, if they are wanted, and of the parameters."""
     v, h, launch = saved.v, weight.shape[0], plan.launch("pose_backward")
     cv, hp, cvp = weight.shape[1] // 3, dy.shape[1], width(weight.shape[1] // 3)
     programs = triton.cdiv(plan.points, launch.rows)
     dv = torch.zeros_like(v, dtype=torch.float32) if vectors else None
-    dreference = dv
-    if vectors and saved.reference is not None:
-        dreference = torch.zeros_like(saved.reference, dtype=torch.float32)
     hb = max(hp, 64)
     parts = sums.terms.new_empty(programs, 3 * hb * cvp)
     backward.pose_backward_kernel[(programs,)](
-        saved.edges[0], sums.terms, dy, v, v if saved.reference is None else saved.reference,
-        saved.frames, saved.neighbors, weight, dv, dreference, parts, plan.points, plan.k,
+        saved.edges[0], sums.terms, dy, v, saved.frames, saved.neighbors, weight, dv, parts,
+        plan.points, plan.k,
         CV=cv, H=h, CVP=cvp, HP=hp, HB=hb, WIDTH=v.shape[-1], ROWS=launch.rows, VECTORS=vectors,
         PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     dw = _finish(plan, parts)[1].view(3, hb, cvp)[:, :h, :cv].transpose(0, 1).reshape(h, 3 * cv)
     dbeta, dgamma = sums.totals[:, :h]
-    gradients = [dw, _dbias(plan, sums)[:h], dgamma, dbeta]
-    return dv, None if saved.reference is None else dreference, gradients
+    return dv, [dw, _dbias(plan, sums)[:h], dgamma, dbeta]
 
 
 def _finish(plan: Plan, parts: Tensor, norm: Tensor | None = None) -> tuple[Sums, Tensor]:

@@ -163,7 +163,6 @@ class Saved(NamedTuple):
     x_basis: Tensor
     z: Tensor
     v: Tensor
-    reference: Tensor | None
     frames: Tensor
     neighbors: Tensor
     best: Tensor
