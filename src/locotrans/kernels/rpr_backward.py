@@ -19,18 +19,17 @@ import triton
 import triton.language as tl
 
 from locotrans.kernels.rpr_tiles import (
-    add_vectors,
     dot,
     fold,
     load_frame,
     load_matrix,
     load_rows,
     load_vector,
-    load_vectors,
     store_matrix,
     store_rows,
     store_sums,
 )
+from locotrans.kernels.tiles import add_vectors, load_vectors
 
 
 @triton.jit
@@ -232,6 +231,7 @@ def pose_backward_kernel(
     dw1 = tl.zeros((HB, CVP), tl.float32)
     dw2 = tl.zeros((HB, CVP), tl.float32)
     total = tl.zeros((ROWS, HB), tl.float32)
+    mask = inside[:, None] & (c < WIDTH)[None, :]
     # four columns at a time, for vectorised additions
     wanted = inside[:, None] & (c < min((CV + 3) // 4 * 4, WIDTH))[None, :]
     for n in range(k):
@@ -239,8 +239,8 @@ def pose_backward_kernel(
         total += s
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         # the vectors of r come from the cache: three more tiles would not fit the registers
-        x0, x1, x2 = load_vectors(v_ptr, j, c, WIDTH, inside)
-        p0, p1, p2 = load_vectors(v_ptr, r, c, WIDTH, inside)
+        x0, x1, x2 = load_vectors(v_ptr, j, WIDTH, c, mask, tl.float32)
+        p0, p1, p2 = load_vectors(v_ptr, r, WIDTH, c, mask, tl.float32)
         x0, x1, x2 = x0 - p0, x1 - p1, x2 - p2
         st = tl.trans(s)
         dw0 += dot(st, u00 * x0 + u10 * x1 + u20 * x2, PRECISION)
@@ -251,7 +251,7 @@ def pose_backward_kernel(
             f1 = dot(s, w1, PRECISION)
             f2 = dot(s, w2, PRECISION)
             add_vectors(
-                dv_ptr, j, c, WIDTH, wanted, u00 * f0 + u01 * f1 + u02 * f2,
+                dv_ptr, j, WIDTH, c, wanted, u00 * f0 + u01 * f1 + u02 * f2,
                 u10 * f0 + u11 * f1 + u12 * f2, u20 * f0 + u21 * f1 + u22 * f2,
             )  # fmt: skip
     part = parts_ptr + program.to(tl.int64) * (3 * HB * CVP)
@@ -263,6 +263,6 @@ def pose_backward_kernel(
         f1 = dot(total, w1, PRECISION)
         f2 = dot(total, w2, PRECISION)
         add_vectors(
-            dv_ptr, r, c, WIDTH, wanted, -(u00 * f0 + u01 * f1 + u02 * f2),
+            dv_ptr, r, WIDTH, c, wanted, -(u00 * f0 + u01 * f1 + u02 * f2),
             -(u10 * f0 + u11 * f1 + u12 * f2), -(u20 * f0 + u21 * f1 + u22 * f2),
         )  # fmt: skip

@@ -14,11 +14,11 @@ from locotrans.kernels.rpr_tiles import (
     load_rows,
     load_stored,
     load_vector,
-    load_vectors,
     operand,
     store_rows,
     store_sums,
 )
+from locotrans.kernels.tiles import load_vectors
 
 
 @triton.jit
@@ -69,12 +69,13 @@ def pose_kernel(
     u20 = load_frame(frames_ptr, r, inside, 2, 0)
     u21 = load_frame(frames_ptr, r, inside, 2, 1)
     u22 = load_frame(frames_ptr, r, inside, 2, 2)
-    p0, p1, p2 = load_vectors(v_ptr, r, c, WIDTH, inside)
+    mask = inside[:, None] & (c < WIDTH)[None, :]
+    p0, p1, p2 = load_vectors(v_ptr, r, WIDTH, c, mask, tl.float32)
     s1 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     s2 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
     for n in range(k):
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
-        x0, x1, x2 = load_vectors(v_ptr, j, c, WIDTH, inside)
+        x0, x1, x2 = load_vectors(v_ptr, j, WIDTH, c, mask, tl.float32)
         x0, x1, x2 = x0 - p0, x1 - p1, x2 - p2
         out = dot(u00 * x0 + u10 * x1 + u20 * x2, w0, PRECISION)
         out += dot(u01 * x0 + u11 * x1 + u21 * x2, w1, PRECISION)

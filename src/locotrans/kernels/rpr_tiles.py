@@ -102,28 +102,6 @@ def store_rows(pointer, rows, cols, WIDTH: tl.constexpr, inside, x):
 
 @triton.jit
 @no_type_check
-def load_vectors(pointer, rows, c, WIDTH: tl.constexpr, inside):
-    """Load the three coordinates of some rows of an (n, 3, WIDTH) tensor, zero where outside."""
-    at = pointer + rows.to(tl.int64)[:, None] * (3 * WIDTH) + c[None, :]
-    mask = inside[:, None] & (c < WIDTH)[None, :]
-    x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    z = tl.load(at + 2 * WIDTH, mask=mask, other=0.0).to(tl.float32)
-    return x, y, z
-
-
-@triton.jit
-@no_type_check
-def add_vectors(pointer, rows, c, WIDTH: tl.constexpr, wanted, x, y, z):
-    """Add the three coordinates of some rows, which may repeat, to an (n, 3, WIDTH) tensor."""
-    at = pointer + rows.to(tl.int64)[:, None] * (3 * WIDTH) + c[None, :]
-    tl.atomic_add(at, x, mask=wanted, sem="relaxed")
-    tl.atomic_add(at + WIDTH, y, mask=wanted, sem="relaxed")
-    tl.atomic_add(at + 2 * WIDTH, z, mask=wanted, sem="relaxed")
-
-
-@triton.jit
-@no_type_check
 def fold(x):
     """Add rows i and i + 8 of every 16: sums in half the registers.
 
