@@ -125,6 +125,20 @@ def test_frame_conv_with_the_reference_point(training, device, generator):
     compare_frame_conv(layer, *graph(2, 9, 5, 3, generator), generator, device=device)
 
 
+@TRAINING
+def test_without_gradients(training, device, generator):
+    x, neighbors = (t.to(device) for t in graph(2, 9, 5, 3, generator))
+    frames = torch.randn(*x.shape, 3, generator=generator).to(device)
+    for layer, function, arguments in (
+        (EdgeConv(3, 7), fused_edge_conv, (x, neighbors)),
+        (FrameConv(7), fused_frame_conv, (frames, x, neighbors)),
+    ):
+        layer = used(layer, training).to(device)
+        out = function(layer, *arguments)
+        with torch.inference_mode():
+            torch.testing.assert_close(function(layer, *arguments), out)
+
+
 def test_float64(device, generator):
     options = {"device": device, "dtype": torch.float64, "tolerance": 1e-7}
     x, neighbors = graph(1, 11, 3, 3, generator)

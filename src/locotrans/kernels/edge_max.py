@@ -74,7 +74,7 @@ class _EdgeMax(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, source: Tensor, m: Tensor | None, w: Tensor | None, index: Tensor,
-        slope: float, *flat: Any,
+        slope: float, save: bool, *flat: Any,
     ) -> Tensor:  # fmt: skip
         norm = Norm(*flat)
         frame, offset = m is not None, w is not None
@@ -105,7 +105,7 @@ class _EdgeMax(torch.autograd.Function):
         edge_maxima[(programs * blocks,)](
             source, like if m is None else m, like if w is None else w, index,
             out, best, slot, partial, shift, mean, var, norm.weight, norm.bias,
-            n, k, channels, programs, *strides, **flags, **tile,
+            n, k, channels, programs, *strides, SAVE=save, **flags, **tile,
         )  # fmt: skip
         if norm.training:
             mean, var = batch_moments(partial, shift, norm, n * k)
@@ -143,7 +143,7 @@ class _EdgeMax(torch.autograd.Function):
             n, k, channels, count, *ctx.strides, grad.stride(0), **ctx.flags, **ctx.tile,
         )  # fmt: skip
         du = None if du is None else du.to(source.dtype)
-        return du, dm, dw, None, None, *Norm.gradients(dgamma, dbeta)
+        return du, dm, dw, None, None, None, *Norm.gradients(dgamma, dbeta)
 
 
 @on_device
@@ -175,7 +175,7 @@ def edge_max(
             f"u {tuple(u.shape)}, w {tuple(w.shape)}, index {tuple(index.shape)} and a batch norm "
             f"of {norm.channels} channels do not belong together"
         )
-    return _EdgeMax.apply(u, None, w, index, slope, *norm)
+    return _EdgeMax.apply(u, None, w, index, slope, torch.is_grad_enabled(), *norm)
 
 
 @on_device
@@ -215,4 +215,4 @@ def frame_conv(
         )
     if points.requires_grad:
         raise ValueError("frame_conv has no gradient of the points; use the plain code")
-    return _EdgeMax.apply(points, m, w, index, slope, *norm)
+    return _EdgeMax.apply(points, m, w, index, slope, torch.is_grad_enabled(), *norm)

@@ -104,13 +104,13 @@ def _through_leaky(grad, e, mean, rstd, gamma, beta, SLOPE: tl.constexpr):
 def edge_maxima(
     source, m, w, index, out, best, slot, partial, shift_out, mean, var, weight, bias,
     n, k, channels, programs, source_row, m_row, w_row,
-    FRAME: tl.constexpr, OFFSET: tl.constexpr, TRAINING: tl.constexpr,
+    FRAME: tl.constexpr, OFFSET: tl.constexpr, TRAINING: tl.constexpr, SAVE: tl.constexpr,
     BN_EPS: tl.constexpr, SLOPE: tl.constexpr, REAL: tl.constexpr,
     ROWS: tl.constexpr, C: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Store `best` and `slot` over every programs-th tile; and sum e - shift and its square.
 
-    In evaluation, where there is nothing to sum, store the output instead.
+    In evaluation, where there is nothing to sum, store the output instead, and those if SAVE.
     """
     blocks = tl.cdiv(WIDTH, C)
     program = tl.program_id(0) // blocks
@@ -148,8 +148,9 @@ def edge_maxima(
             better = (sign * e > sign * maximum) | (i == 0)
             maximum = tl.where(better, e, maximum)
             place = tl.where(better, i, place)
-        store_tile(best, r, WIDTH, c, mask, maximum)
-        store_tile(slot, r, WIDTH, c, mask, place)
+        if TRAINING or SAVE:
+            store_tile(best, r, WIDTH, c, mask, maximum)
+            store_tile(slot, r, WIDTH, c, mask, place)
         if not TRAINING:
             mu, rstd, _, beta = load_norm(mean, var, weight, bias, c, channels, BN_EPS, REAL)
             y_max = _leaky(maximum, mu, rstd, gamma, beta, SLOPE)
