@@ -341,8 +341,10 @@ def cases(size: Size) -> Iterator[Case]:
     for d in (full.vector_embedding, full.vector_embedding // 2, light.vector_embedding // 2):
         yield vn_point_case(size, d, shared=False)
     for config, precision, training in (
-        (full, "bf16", True), (full, "tf32x3", True), (light, "bf16", True),
-        (full, "tf32", False), (light, "tf32", False),
+        (full, "bf16", True), (full, "tf32x3", True),
+        (light, "bf16", True), (light, "tf32x3", True),
+        (full, "tf32", False), (full, "tf32x3", False),
+        (light, "tf32", False), (light, "tf32x3", False),
     ):  # fmt: skip
         widths = zip(config.vector_widths, config.widths[:-1], config.widths[1:], strict=False)
         for cv, c, d in dict.fromkeys(widths):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from locotrans import create_model, list_models
 from locotrans.geometry import random_rotations
 from locotrans.losses import classification_losses
-from locotrans.nn.heads import HeadLayer
+from locotrans.nn.heads import Head, HeadLayer
 from locotrans.testing import (
     assert_batch_independent,
     assert_equivariant,
@@ -199,3 +199,20 @@ def test_bad_input(name):
         scenes(clouds(), colors=COLORS.half())
     with pytest.raises(ValueError, match="colors must be finite"):
         scenes(clouds(), colors=COLORS * torch.nan)
+
+
+@pytest.mark.parametrize("name", ["dgcnn_partseg", "vn_dgcnn_semseg", "locotrans_dgcnn_partseg"])
+def test_no_dropout_after_the_last_hidden_layer(name):
+    model = build(name, dropout=0.4)
+    layers = [m for m in model.modules() if isinstance(m, HeadLayer)]
+    last = [m.hidden for m in model.modules() if isinstance(m, Head)]
+    assert len(last) == (3 if name.startswith("locotrans") else 1)
+    assert {m.dropout.p for m in last} == {0.0}
+    assert {m.dropout.p for m in layers if m not in last} == {0.4}
+
+
+@pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg_light", "locotrans_dgcnn_semseg_light"])
+def test_the_light_segmenter_knows_where_a_point_lies(name):
+    config = create_model(name, CLASSES).config
+    assert (config.reference_point, config.append_mean) == (True, True)
+    assert (config.fusion, config.refine, config.shared_graphs) == (False, False, False)

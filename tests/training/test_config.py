@@ -12,6 +12,7 @@ from locotrans.training.config import (
     TrainConfig,
     derive_seed,
     differing_keys,
+    join_options,
     parse_options,
     to_json,
     typed_fields,
@@ -143,3 +144,9 @@ def test_a_config_file_with_another_model_has_the_recipe_of_that_model(tmp_path)
 def test_a_negative_seed_is_named():
     with pytest.raises(ValueError, match="the seed must not be negative, got -1"):
         derive_seed(-1, 3)
+
+
+def test_options_add_to_those_of_a_preset():
+    assert join_options(("dropout=0.2", "k=10"), ("k=20",)) == ("dropout=0.2", "k=20")
+    assert join_options(("dropout=0.2",), ("dropout=0.2",)) == ("dropout=0.2",)
+    assert join_options((), ("k=20", "refine=true")) == ("k=20", "refine=true")

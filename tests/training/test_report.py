@@ -355,6 +355,19 @@ def test_segmentation_has_its_own_tables(tmp_path):
     assert "Tab. 8" not in text
 
 
+def test_options_of_a_recipe_are_told_where_a_run_departs_from_them(tmp_path):
+    ours = preset_config("shapenetpart_adamw")
+    files = []
+    for options, instance in ((ours.options, 0.83), (("k=20",), 0.82)):
+        files.append(tmp_path / f"{instance}.json")
+        config = to_json(dataclasses.replace(ours, options=options))
+        document = {"config": config, "evaluation": parts_evaluation(instance)}
+        files[-1].write_text(json.dumps(document))
+    keys = {result.heads["combined"]["instance_miou"]: result.key for result in read_results(files)}
+    assert keys[0.83].options == ()
+    assert keys[0.82].options == (("dropout", "0.5"), ("k", "20"))
+
+
 def test_other_shapes_in_its_layout_are_not_shapenetpart(tmp_path):
     config = to_json(preset_config("psb", "locotrans_dgcnn_partseg"))
     measured = parts_evaluation(0.7, data="shapenetpart:normal", samples=152)

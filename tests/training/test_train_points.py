@@ -216,7 +216,14 @@ def test_presets_of_segmentation():
     assert parts.model == "locotrans_dgcnn_partseg_light"
     assert (parts.points, parts.batch_size, parts.epochs) == (2048, 16, 250)
     assert (parts.lr, parts.decay_every, parts.decay) == (0.1, 30, 0.3)
+    assert (parts.scale, parts.shift, parts.options) == (1.0, 0.0, ())
     assert preset_config("shapenetpart", "dgcnn_partseg").train_split == "trainval"
+    ours = preset_config("shapenetpart_adamw")
+    assert (ours.optimizer, ours.decay_every, ours.smoothing) == ("adamw", 0, 0.0)
+    assert (
+        create_model(ours.model, 50, **parse_options(ours.model, ours.options)).config.dropout
+        == 0.2
+    )
     assert preset_config("s3dis_area5").data == "s3dis:area5"
     with pytest.raises(ValueError, match="preset 'shapenetpart' is not for model 'dgcnn', but for"):
         preset_config("shapenetpart", "dgcnn")

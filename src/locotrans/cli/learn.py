@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ import tyro
 
 from locotrans.cli.shared import CLASSIFIERS, print_evaluation
 from locotrans.data.roots import read_lines
-from locotrans.training.config import TrainConfig
+from locotrans.training.config import TrainConfig, join_options
 from locotrans.training.presets import base_config, read_config
 
 STOPPED = 3  # exit status of a run that --stop-after ended
@@ -63,6 +64,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
 
         together = "TORCHELASTIC_RUN_ID" in os.environ
         speaks = not together or os.environ.get("RANK", "0") == "0"  # the others would repeat it
+        flags = replace(flags, options=join_options(defaults.options, flags.options))
         try:
             record = run(flags, stop_after=stop_after)
         except Stopped as stopped:

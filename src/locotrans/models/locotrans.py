@@ -224,12 +224,13 @@ class LocoTrans(nn.Module):
         hidden, *widths = config.head_widths
         self.equivariant_branch = self.equivariant_type(config)
         self.invariant_branch = self.invariant_type(config)
-        self.equivariant_head = make_head(hidden, widths, num_classes, config.dropout)
-        self.invariant_head = make_head(hidden, widths, num_classes, config.dropout)
+        self.equivariant_head = self._head(hidden, widths)
+        self.invariant_head = self._head(hidden, widths)
         self.fusion = AttentionFusion(hidden) if config.fusion else None
-        self.fused_head = (
-            make_head(hidden, widths, num_classes, config.dropout) if config.fusion else None
-        )
+        self.fused_head = self._head(hidden, widths) if config.fusion else None
+
+    def _head(self, hidden: int, widths: list[int]) -> nn.Module:
+        return make_head(hidden, widths, self.num_classes, self.config.dropout)
 
     @undivided
     def forward(self, points: Float[Tensor, "b n 3"], *, placed: bool = False) -> ClassifierOutput:

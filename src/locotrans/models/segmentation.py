@@ -22,6 +22,7 @@ from locotrans.models.output import (
     check_points,
 )
 from locotrans.nn.edge import PointLayer
+from locotrans.nn.heads import make_head
 from locotrans.nn.invariants import VNPooledInvariants
 from locotrans.nn.vn import narrow
 
@@ -39,6 +40,8 @@ class LocoTransSegmenterConfig(LocoTransConfig):
     """Vector channels of the equivariant edge convolutions."""
     widths: tuple[int, ...] = (64, 64, 64)
     """Channels of the invariant edge convolutions."""
+    reference_point: bool = True
+    """Layer 1 of the invariant branch sees U_r^T p_r too, as Eq. 13 is printed."""
     head_widths: tuple[int, ...] = (256, 256, 128)
     """Channels of the hidden layers of every head; the first is what fusion takes."""
     categories: int = 16
@@ -48,9 +51,9 @@ class LocoTransSegmenterConfig(LocoTransConfig):
 
 
 LIGHT_PARTS = LocoTransSegmenterConfig(
-    fusion=False, vector_embedding=85, append_mean=False, refine=False, shared_graphs=False
+    fusion=False, vector_embedding=85, refine=False, shared_graphs=False
 )
-"""The same with the savings of the paper's light network."""
+"""The same with the savings of the paper's light network, all but the mean vectors."""
 
 
 def point_invariants(
@@ -69,9 +72,9 @@ def point_invariants(
     Symmetry: invariant under O(3).
     """
     z = invariants.projection(features.vectors, features.mean)
-    layers = zip(features.layers, widths, strict=True)
-    points = [(z.mT @ narrow(v, width)).flatten(-2) for v, width in layers]
-    return torch.cat(points, dim=-1), invariants(features.vectors, features.mean, z)
+    layers = [narrow(v, width) for v, width in zip(features.layers, widths, strict=True)]
+    points = (z.mT @ torch.cat(layers, dim=-1)).flatten(-2)
+    return points, invariants(features.vectors, features.mean, z)
 
 
 def join(*features: Float[Tensor, "b _"] | None) -> Float[Tensor, "b e"]:
@@ -149,6 +152,9 @@ class LocoTransSegmenter(LocoTrans):
         self.categories, self.takes_colors = config.categories, config.colors
         self.category = CategoryLayer(config.categories) if config.categories else None
         self.colors = PointLayer(3, config.widths[0]) if config.colors else None
+
+    def _head(self, hidden: int, widths: list[int]) -> nn.Module:
+        return make_head(hidden, widths, self.num_classes, self.config.dropout, last_dropout=0.0)
 
     def forward(  # type: ignore[override]
         self,

@@ -74,12 +74,27 @@ class Head(nn.Module):
         return whole_linear(self.logits, self.hidden(x))
 
 
-def make_head(in_channels: int, widths: Sequence[int], classes: int, dropout: float) -> nn.Module:
-    """Return hidden layers of the given widths, and the logits."""
+def make_head(
+    in_channels: int,
+    widths: Sequence[int],
+    classes: int,
+    dropout: float,
+    *,
+    last_dropout: float | None = None,
+) -> nn.Module:
+    """Return hidden layers of the given widths, and the logits.
+
+    Args:
+        in_channels: features in.
+        widths: channels of the hidden layers.
+        classes: how many logits.
+        dropout: after every hidden layer.
+        last_dropout: after the last one, if it is another.
+    """
     *first, last = widths
     layers: list[nn.Module] = []
     for width in first:
         layers.append(HeadLayer(in_channels, width, dropout))
         in_channels = width
-    head = Head(in_channels, last, classes, dropout)
+    head = Head(in_channels, last, classes, dropout if last_dropout is None else last_dropout)
     return nn.Sequential(*layers, head) if layers else head

@@ -42,7 +42,8 @@ class TrainConfig:
     model: str = "locotrans_dgcnn_light"
     """Model to train (see `locotrans list`)."""
     options: tuple[str, ...] = ()
-    """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt."""
+    """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt; flags add to those
+    of a preset or a config file."""
     data: str = "builtin"
     """Data set to train on (see `locotrans list`); settings follow a colon, as in folder:up=y."""
     root: Path | None = None
@@ -175,6 +176,12 @@ def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Name the fields by which two configs describe different runs."""
     names = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in MOVABLE]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
+
+
+def join_options(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of both; where both name one, that of the second counts."""
+    named = {option.partition("=")[0] for option in second}
+    return *(option for option in first if option.partition("=")[0] not in named), *second
 
 
 def parse_options(model: str, options: Sequence[str]) -> dict[str, Any]:

@@ -139,11 +139,13 @@ def key_of(
     perturbation: tuple[str, float] | None = None,
 ) -> Key:
     """Identify a measurement of a run."""
-    usual, base = model_config(config.model), base_config(config.preset, config.model)
+    base = base_config(config.preset, config.model)
+    ours, recipe = (parse_options(config.model, c.options) for c in (config, base))
+    network, usual = (model_config(config.model, **given) for given in (ours, recipe))
     options = {
-        name: _text(value)
-        for name, value in parse_options(config.model, config.options).items()
-        if value != getattr(usual, name)
+        name: _text(getattr(network, name))
+        for name in {**ours, **recipe}
+        if getattr(network, name) != getattr(usual, name)
     }
     for name in VARIED:
         if getattr(config, name) != getattr(base, name):
