@@ -376,3 +376,18 @@ def test_step_can_be_captured_in_a_graph(generator):
     torch.cuda.synchronize()
     assert x.grad.isfinite().all()
     assert x.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("far", "followed", "tolerance"), [(10, False, 2e-6), (100, False, 2e-4), (100, True, 2e-6)]
+)
+def test_a_mean_far_from_the_running_one_costs_digits_that_come_back(
+    far, followed, tolerance, generator, device
+):
+    conv, *inputs = make(2, 40, 8, 5, 16, 32, True, generator)
+    with torch.no_grad():
+        conv.kernel1.bias += far
+        conv.kernel_norm.running_mean += far if followed else 0
+    exact = plain(copy.deepcopy(conv).double(), *(t.double() for t in inputs[:3]), inputs[3])
+    out = fused(conv.to(device), *(t.to(device) for t in inputs))
+    assert_near(out, exact, tolerance)
