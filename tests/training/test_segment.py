@@ -30,6 +30,10 @@ def write_weights(path, name, names, class_names, points=64, radius=0.8, **optio
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=2 * module.in_features**-0.5)
+    given = {"colors": torch.rand(8, points, 3)} if options.get("colors") else {}
+    given |= {"category": torch.arange(8) % 2} if options.get("categories") else {}
+    for _ in range(20):  # statistics that fit: without them all points would get one answer
+        model(radius / 2 * torch.randn(8, points, 3), **given)
     metadata = {
         "model": name,
         "config": to_json(model.config),
