@@ -22,6 +22,8 @@ from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
 from locotrans.training.record import write_atomically
 
+LONGEST = 400
+"""Characters of what torch says of tensors that do not fit."""
 HEADER = "locotrans"  # the header's key
 FORMAT = 1
 
@@ -128,6 +130,7 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> N
         model.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
+        reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
         raise ValueError(
             f"{path} does not fit the model: {reason}. "
             "It was written by another version, or for other options of the model"
