@@ -162,7 +162,8 @@ def rpr_case(
         backward.append(stage(4 * c, 0, 2 * c * c))
 
     def make(size: Size) -> Problem:
-        from locotrans.kernels.rpr import RPRLayers, rpr_conv
+        from locotrans.kernels.rpr import rpr_conv
+        from locotrans.kernels.rpr_plan import RPRLayers, layers_of
         from locotrans.kernels.vn_weights import aligned
 
         conv = RelativePoseConv(3 * cv, c, d, refine=refine).to(size.device)
@@ -174,8 +175,7 @@ def rpr_case(
         index = global_index(neighbors)
         x, z, v = size.draw(c), size.draw(d), _padded(size.draw(3, aligned(cv)), cv)
         weight = conv.linear.weight[:, :c].detach().contiguous().requires_grad_()
-        parts = [getattr(conv, name) for name in RPRLayers._fields]
-        layers = RPRLayers(*(m.statistics() if isinstance(m, BatchNorm) else m for m in parts))
+        parts, layers = [getattr(conv, name) for name in RPRLayers._fields], layers_of(conv)
         options = {"store": store, "precision": precision}
 
         def fused() -> Tensor:

@@ -18,6 +18,7 @@ from locotrans.cli.describe import level, shape_flow
 from locotrans.cli.shared import trained_shapes, with_classes_of, with_parts_of
 from locotrans.data import CloudSet
 from locotrans.models import create_model, pretrained
+from locotrans.training import Stopped
 from locotrans.training.checkpoint import read_tensors, write_tensors
 
 COMMANDS = ["demo", "train", "eval", "perturb", "predict", "embed", "info", "list", "data"]
@@ -53,6 +54,33 @@ def error_of(arguments, capsys):
 def test_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"locotrans {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["--preset", "shapenetpart_adamw"], ("dropout=0.2",)),
+        (["--preset", "shapenetpart_adamw", "--options", "k=8"], ("dropout=0.2", "k=8")),
+        (["--preset", "shapenetpart_adamw", "--options", "dropout=0.3"], ("dropout=0.3",)),
+        (["--config", "{}/ours.toml", "--options", "k=4"], ("dropout=0.2", "k=4")),
+        (["--config", "{}/ours.toml"], ("dropout=0.2", "refine=true")),
+        (["--preset", "shapenetpart", "--options", "k=8"], ("k=8",)),
+    ],
+)
+def test_options_count_beside_those_of_a_preset(flags, options, tmp_path, monkeypatch):
+    (tmp_path / "ours.toml").write_text(
+        'preset = "shapenetpart_adamw"\noptions = ["refine=true"]\n'
+    )
+    configs = []
+
+    def train(config, **_):
+        configs.append(config)
+        raise Stopped("as asked")
+
+    monkeypatch.setattr("locotrans.training.train", train)
+    with pytest.raises(SystemExit):
+        main(["train", *(flag.format(tmp_path) for flag in flags)])
+    assert [config.options for config in configs] == [options]
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])

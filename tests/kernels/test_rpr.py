@@ -10,12 +10,13 @@ from torch.nn import functional as F
 from interpreted import LONG
 from locotrans.geometry.neighbors import gather
 from locotrans.nn.edge import leaky_max
-from locotrans.nn.norm import BatchNorm, count_together
+from locotrans.nn.norm import count_together
 from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import rpr_plan
-from locotrans.kernels.rpr import RPRLayers, rpr_conv, supported
+from locotrans.kernels.rpr import rpr_conv, supported
+from locotrans.kernels.rpr_plan import layers_of
 
 
 @pytest.fixture
@@ -55,11 +56,6 @@ def make(b, n, k, cv, c, d, refine, generator):
     frames = torch.linalg.qr(torch.randn(b, n, 3, 3, generator=generator))[0]
     neighbors = torch.randint(n, (b, n, k), generator=generator)
     return conv, x, v, frames, neighbors
-
-
-def layers_of(conv):
-    parts = [getattr(conv, name) for name in RPRLayers._fields]
-    return RPRLayers(*(x.statistics() if isinstance(x, BatchNorm) else x for x in parts))
 
 
 def fused(conv, x, v, frames, neighbors, **options):

@@ -213,6 +213,8 @@ def test_no_dropout_after_the_last_hidden_layer(name):
 
 @pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg_light", "locotrans_dgcnn_semseg_light"])
 def test_the_light_segmenter_knows_where_a_point_lies(name):
-    config = create_model(name, CLASSES).config
-    assert (config.reference_point, config.append_mean) == (True, True)
+    model = create_model(name, CLASSES)
+    config, branch = model.config, model.invariant_branch
+    assert branch.first.linear.in_features == 6  # U^T (p_j - p) and U^T p
+    assert model.equivariant_branch.invariants.channels == 2 * config.vector_embedding
     assert (config.fusion, config.refine, config.shared_graphs) == (False, False, False)

@@ -148,5 +148,13 @@ def test_a_negative_seed_is_named():
 
 def test_options_add_to_those_of_a_preset():
     assert join_options(("dropout=0.2", "k=10"), ("k=20",)) == ("dropout=0.2", "k=20")
-    assert join_options(("dropout=0.2",), ("dropout=0.2",)) == ("dropout=0.2",)
+    assert join_options(("dropout=0.2",), ("k=20", "dropout=0.2")) == ("dropout=0.2", "k=20")
     assert join_options((), ("k=20", "refine=true")) == ("k=20", "refine=true")
+
+
+def test_options_of_a_file_count_beside_those_of_its_preset(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text('preset = "shapenetpart_adamw"\noptions = ["k=8"]\n')
+    assert read_config(path).options == ("dropout=0.2", "k=8")
+    path.write_text('preset = "shapenetpart_adamw"\n')
+    assert read_config(path).options == ("dropout=0.2",)

@@ -64,7 +64,8 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
 
         together = "TORCHELASTIC_RUN_ID" in os.environ
         speaks = not together or os.environ.get("RANK", "0") == "0"  # the others would repeat it
-        flags = replace(flags, options=join_options(defaults.options, flags.options))
+        recipe = base_config(flags.preset, flags.model)
+        flags = replace(flags, options=join_options(recipe.options, flags.options))
         try:
             record = run(flags, stop_after=stop_after)
         except Stopped as stopped:

@@ -97,8 +97,9 @@ class _EdgeMax(torch.autograd.Function):
 
         mean, var = norm.running_mean, norm.running_var
         out = like.new_empty(n, width)
-        best = like.new_empty(n, width, dtype=dtype)
-        slot = like.new_empty(n, width, dtype=_slot_type(k))
+        kept = n if save or norm.training else 0
+        best = like.new_empty(kept, width, dtype=dtype)
+        slot = like.new_empty(kept, width, dtype=_slot_type(k))
         programs = share_tiles(tiles, blocks) if norm.training else tiles
         partial = like.new_empty(programs if norm.training else 0, 2, channels, dtype=dtype)
         shift = like.new_empty(channels, dtype=dtype)

@@ -1,7 +1,7 @@
 """Plan of the relative-pose edge convolution: its layers, and the sizes of launches; see `rpr`."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -89,6 +89,15 @@ class RPRLayers(NamedTuple):
         if self.refine is not None and self.refine_norm is not None:
             stages.append((self.refine, self.refine_norm))
         return stages
+
+
+def layers_of(conv: Any) -> RPRLayers:
+    """Return the layers of a `RelativePoseConv`."""
+    refine_norm = None if conv.refine_norm is None else conv.refine_norm.statistics()
+    return RPRLayers(
+        conv.kernel1, conv.kernel_norm.statistics(), conv.kernel2, conv.pose_norm.statistics(),
+        conv.refine, refine_norm, conv.norm.statistics(),
+    )  # fmt: skip
 
 
 class Plan(NamedTuple):

@@ -218,18 +218,9 @@ class RelativePoseConv(nn.Module):
         frames: Float[Tensor, "b n 3 3"],
     ) -> Float[Tensor, "b n d"]:
         from locotrans.kernels.rpr import rpr_conv
-        from locotrans.kernels.rpr_plan import RPRLayers
+        from locotrans.kernels.rpr_plan import layers_of
         from locotrans.kernels.rpr_points import point_products
 
-        layers = RPRLayers(
-            self.kernel1,
-            self.kernel_norm.statistics(),
-            self.kernel2,
-            self.pose_norm.statistics(),
-            self.refine,
-            None if self.refine_norm is None else self.refine_norm.statistics(),
-            self.norm.statistics(),
-        )
         store = stored_dtype()
         x_basis, z, w1 = point_products(
             x.flatten(0, 1).to(store), self.basis.weight, self.linear.weight
@@ -241,7 +232,7 @@ class RelativePoseConv(nn.Module):
             frames.flatten(0, 1),
             global_index(neighbors),
             w1,
-            layers,
+            layers_of(self),
             store=store,
             precision=product_precision(),
         )

@@ -42,8 +42,8 @@ class TrainConfig:
     model: str = "locotrans_dgcnn_light"
     """Model to train (see `locotrans list`)."""
     options: tuple[str, ...] = ()
-    """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt; flags add to those
-    of a preset or a config file."""
+    """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt, beside those of the
+    preset."""
     data: str = "builtin"
     """Data set to train on (see `locotrans list`); settings follow a colon, as in folder:up=y."""
     root: Path | None = None
@@ -180,8 +180,7 @@ def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
 
 def join_options(first: Sequence[str], second: Sequence[str]) -> tuple[str, ...]:
     """Return the options of both; where both name one, that of the second counts."""
-    named = {option.partition("=")[0] for option in second}
-    return *(option for option in first if option.partition("=")[0] not in named), *second
+    return tuple({option.partition("=")[0]: option for option in (*first, *second)}.values())
 
 
 def parse_options(model: str, options: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Named recipes: the hyperparameters of a training run, without what a table varies.
 
-A preset says which data, schedule, optimiser and augmentation; the model, its options, the training
-rotation, the precision and the seed are the run's own. `deviations` tells a run that follows its
-preset from one that bears its name with other settings, so that tables never mix the two.
+A preset says which data, schedule, optimiser and augmentation, and perhaps some options of the
+model; the model, its other options, the training rotation, the precision and the seed are the run's
+own. `deviations` tells a run that follows its preset from one that bears its name with other
+settings, so that tables never mix the two; they tell options that are not the preset's.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from locotrans.models import list_models, model_task
-from locotrans.training.config import MOVABLE, TrainConfig, typed_fields
+from locotrans.training.config import MOVABLE, TrainConfig, join_options, typed_fields
 
 VARIED = ("orthogonality_weight", "consistency_weight")  # by ablations, beside the model's options
 # What a preset leaves open: which network and protocol, in which numbers, how a run is measured.
@@ -37,7 +38,7 @@ class Preset:
     """What is trained unless a run says otherwise; all models for the same task can be."""
 
 
-# DGCNN's segmentation networks are trained on clouds as they are; the paper does not say more
+# ShapeNetPart and S3DIS as DGCNN's segmentation networks see them; the paper does not say more
 UNTOUCHED = {"scale": 1.0, "shift": 0.0}
 STEPS: dict[str, Any] = {
     "epochs": 250,
@@ -182,7 +183,9 @@ def read_config(path: Path, model: str | None = None) -> TrainConfig:
         settings = typed_fields(TrainConfig, values)
         if model is not None:
             settings["model"] = model
-        return replace(base_config(settings.get("preset"), settings.get("model")), **settings)
+        recipe = base_config(settings.get("preset"), settings.get("model"))
+        settings["options"] = join_options(recipe.options, settings.get("options", ()))
+        return replace(recipe, **settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
