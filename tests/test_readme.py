@@ -11,6 +11,7 @@ import pytest
 from locotrans.align import write_cloud
 from locotrans.cli import main
 from locotrans.data import export
+from locotrans.models import create_model, list_models
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -111,3 +112,22 @@ def test_the_figures_are_those_of_the_records():
         measured = record_of(f"learning_{name}")["evaluations"]
         figures = [percent(measured[rotation]["overall_accuracy"]) for rotation in ("z", "so3")]
         assert sentence.format(*figures) in text
+
+
+def test_parameters_in_the_table_of_models():
+    classes = {"classification": 40, "parts": 50, "scenes": 13}
+    counts = {
+        name: sum(p.numel() for p in create_model(name, classes[task]).parameters()) / 1e6
+        for task in classes
+        for name in list_models(task)
+    }
+    rows = re.findall(r"^\| (`.*?`) \| ([\d., M]+) \|", README, re.MULTILINE)
+    said = {}
+    for names, numbers in rows:
+        first, *more = re.findall(r"`(.*?)`", names)
+        wanted = [first, *(name.replace("...", first) for name in more)]
+        said |= dict(zip(wanted, re.findall(r"[\d.]+", numbers), strict=True))
+    assert len(said) == 9
+    assert said == {name: f"{counts[name]:.2f}" for name in said}
+    baselines = [x for n, x in counts.items() if "seg" in n and not n.startswith("locotrans")]
+    assert f"| {min(baselines):.2f}-{max(baselines):.2f} M | their baselines |" in README

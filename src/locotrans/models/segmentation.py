@@ -154,7 +154,7 @@ class LocoTransSegmenter(LocoTrans):
         self.colors = PointLayer(3, config.widths[0]) if config.colors else None
 
     def _head(self, hidden: int, widths: list[int]) -> nn.Module:
-        return make_head(hidden, widths, self.num_classes, self.config.dropout, last_dropout=0.0)
+        return make_head(hidden, widths, self.num_classes, self.config.dropout, drop_last=False)
 
     def forward(  # type: ignore[override]
         self,

@@ -70,7 +70,7 @@ class Segmenter(nn.Module, ABC):
         first, *widths = config.head_widths
         known = own + pooled + category_channels(config)
         self.hidden = HeadLayer(known, first, config.dropout, bias=False)
-        self.head = make_head(first, widths, num_classes, config.dropout, last_dropout=0.0)
+        self.head = make_head(first, widths, num_classes, config.dropout, drop_last=False)
 
     @abstractmethod
     def known(

@@ -80,7 +80,7 @@ def make_head(
     classes: int,
     dropout: float,
     *,
-    last_dropout: float | None = None,
+    drop_last: bool = True,
 ) -> nn.Module:
     """Return hidden layers of the given widths, and the logits.
 
@@ -89,12 +89,12 @@ def make_head(
         widths: channels of the hidden layers.
         classes: how many logits.
         dropout: after every hidden layer.
-        last_dropout: after the last one, if it is another.
+        drop_last: after the last one, too.
     """
     *first, last = widths
     layers: list[nn.Module] = []
     for width in first:
         layers.append(HeadLayer(in_channels, width, dropout))
         in_channels = width
-    head = Head(in_channels, last, classes, dropout if last_dropout is None else last_dropout)
+    head = Head(in_channels, last, classes, dropout if drop_last else 0.0)
     return nn.Sequential(*layers, head) if layers else head
