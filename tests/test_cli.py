@@ -312,7 +312,7 @@ def test_without_weights_commands_say_how_to_come_by_some(words, tmp_path, capsy
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)  # where none are
     np.save(tmp_path / "cloud.npy", np.eye(3))
     error = error_of(words.replace("{}", str(tmp_path / "cloud.npy")).split(), capsys)
-    assert "no trained weights come with locotrans yet; name a run folder" in error
+    assert "no trained classifier comes with locotrans yet; name a run folder" in error
     assert "`locotrans demo` trains a small network" in error
 
 

@@ -33,7 +33,7 @@ def predict(
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         weights: Run folder of `train`, or a .safetensors file; by default those that come with
-            locotrans, which has none yet.
+            locotrans, which has no classifier yet.
         csv: CSV file to write.
         json: JSON file to write.
         rotations: Average over this many random poses of each file, and report which share of them
@@ -85,7 +85,7 @@ def embed(
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         out: File to write, .npz or .safetensors.
         weights: Run folder of `train`, or a .safetensors file; by default those that come with
-            locotrans, which has none yet.
+            locotrans, which has no classifier yet.
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
@@ -134,7 +134,7 @@ def segment(
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         weights: Run folder of `train`, or a .safetensors file, of a network that segments; by
-            default those for ShapeNetPart that come with locotrans, which has none yet.
+            default those for the 16 categories of ShapeNetPart that come with locotrans.
         out: Folder for the labelled clouds.
         format: ply (label, confidence, colour of the label), npz, or las (with the extra las).
         category: Category of the shapes, for parts; by default the nearest folder so named.
@@ -181,7 +181,7 @@ def align(
         a: File that is laid onto the other.
         b: File of the same object in another pose.
         weights: Run folder of `train`, or a .safetensors file, of a LocoTrans or a VN-DGCNN; by
-            default those that come with locotrans, which has none yet.
+            default those that come with locotrans, which has no classifier yet.
         out: File, .ply or .npy, for the first cloud as it lies on the second.
         json: File to write the motion to.
         points: Points of each that the network sees.

@@ -29,7 +29,7 @@ def view(
     Args:
         path: Point cloud or mesh.
         weights: Run folder or weights file, of a classifier or of a network for parts; by default
-            those that come with locotrans, which has none yet.
+            those that come with locotrans, which has no classifier yet.
         against: A second network to stand beside it, for example a DGCNN.
         category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.

@@ -170,8 +170,8 @@ def weights_or_shipped(weights: Path | None) -> Path:
     shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
     if not shipped:
         raise ValueError(
-            "no trained weights come with locotrans yet; name a run folder of `locotrans train`, "
-            "or a .safetensors file (--weights); `locotrans demo` trains a small network in "
+            "no trained classifier comes with locotrans yet; name a run folder of `locotrans "
+            "train`, or a .safetensors file (--weights); `locotrans demo` trains a small network in "
             "minutes: --weights demo/seed_0/locotrans"
         )
     return shipped_file(Path(shipped[0]))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from locotrans.models import model_task
 from locotrans.training.presets import PRESETS
 from locotrans.training.report.collect import Result
 from locotrans.training.report.paper import PAPER, Cost, network_cost, paper_table
@@ -21,7 +22,7 @@ from locotrans.training.report.tables import (
 )
 
 MAIN = "modelnet40"
-"""The preset whose tables are shown even where nothing was run."""
+"""The preset whose tables are shown where nothing or only others that classify were run."""
 NOTE = """\
 Accuracy in percent. Ours: the last epoch, over all fixed rotations of every test shape; several
 seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
@@ -39,11 +40,13 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
     """
     paper = json.loads(PAPER.read_text())
     cost = cost or network_cost
-    recipes = sorted({(r.key.preset, r.key.departures) for r in results} | {(MAIN, "")})
+    recipes = {(r.key.preset, r.key.departures) for r in results}
+    if not results or any(model_task(r.key.model) == "classification" for r in results):
+        recipes.add((MAIN, ""))
     lines = ["# Results", "", NOTE, "", f"The paper: {paper['paper']}.", ""]
     if curves is not None:
         lines += [f"![training curves]({curves})", ""]
-    for preset, departures in recipes:
+    for preset, departures in sorted(recipes):
         mine = [r for r in results if (r.key.preset, r.key.departures) == (preset, departures)]
         title = PRESETS[preset].title if preset in PRESETS else "the defaults"
         but = f", but {departures}" if departures else ""

@@ -1,0 +1,57 @@
+"""The weights that come with the package: whole, described, and good for what they are shipped for."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from locotrans.cli import main
+from locotrans.data import load_dataset, rotate
+from locotrans.geometry import random_rotations
+from locotrans.models import create_model, list_pretrained, pretrained, pretrained_weights
+
+PARTS = "locotrans_dgcnn_partseg_light"
+
+
+@pytest.mark.parametrize("name", list_pretrained())
+def test_every_file_has_its_description_and_card(name):
+    path, facts = pretrained_weights(name)  # checks the SHA-256
+    assert path.stat().st_size < 16 * 2**20
+    card = (pretrained.FOLDER / f"{name}.md").read_text()
+    assert facts["sha256"] in card
+    assert facts["record"]["selection"] == "last epoch"
+    evaluation = facts["record"]["evaluation"]
+    assert evaluation["samples"] == evaluation["split_size"]  # on all of the test split
+    assert evaluation["rotation"] == "so3"
+    assert evaluation["rotation_agreement"] > 0.99
+    assert not create_model(name, pretrained=True).training
+
+
+@pytest.fixture(scope="module")
+def chair():
+    """A chair that is none of ShapeNetPart's, and the names of its points' true parts."""
+    shapes = load_dataset("builtin", "test", points=2048, shapes=40)
+    row = shapes.labels.tolist().index(shapes.class_names.index("chair"))
+    parts = [shapes.part_names[i] for i in shapes.parts[row].tolist()]
+    return shapes.points[row], np.array([part.rpartition("/")[2] for part in parts])
+
+
+def test_segment_takes_them_by_default_and_knows_a_chair(chair, tmp_path):
+    points, truth = chair
+    turned = rotate(points[None], random_rotations(1, generator=torch.Generator().manual_seed(1)))
+    labels = []
+    for number, cloud in enumerate((points, turned[0])):
+        np.save(tmp_path / f"{number}.npy", cloud.numpy())
+        words = ["segment", str(tmp_path / f"{number}.npy"), "--category", "chair"]
+        assert main([*words, "--out", str(tmp_path / "out"), "--format", "npz"]) in (0, None)
+        with np.load(tmp_path / "out" / f"{number}.npz") as file:
+            labels.append(file["labels"])
+    names = json.loads((tmp_path / "out" / "segments.json").read_text())["names"]
+    assert np.mean(labels[0] == labels[1]) >= 0.99
+    said = np.array(names)[labels[0]]
+    assert {name.partition("/")[0] for name in said} == {"Chair"}
+    for part, name in {"back": "Chair/1", "seat": "Chair/2", "leg": "Chair/3"}.items():
+        here = np.char.startswith(truth, part)
+        assert here.any(), sorted(set(truth))
+        assert np.mean(said[here] == name) > 0.7, part
