@@ -1,7 +1,7 @@
 """Two networks side by side, in one process and in turns.
 
     python benchmarks/compare.py locotrans_dgcnn edge_by_edge:full --batch 4
-    python benchmarks/compare.py locotrans_dgcnn stranger:build --layout-b b3n --device cuda
+    python benchmarks/compare.py locotrans_dgcnn stranger:build --layout-b b3n --precision-a bf16
 
 A network is a model of ours by name, or ``module:function``, which is called without arguments and
 returns an `nn.Module`, or any callable, on points of shape (b, n, 3), or (b, 3, n) with a layout of
@@ -104,12 +104,12 @@ def training_step(
 
 
 def side_by_side(
-    build: Callable[[str], Callable[[], Any]], args: argparse.Namespace, what: str
+    build: Callable[[str, bool], Callable[[], Any]], args: argparse.Namespace, what: str
 ) -> tuple[list[Row], list[Any]]:
     """Time two calls in turns; the ratio is that of each one's time to the first's.
 
     Args:
-        build: returns the call of a network by its name.
+        build: returns the call of a network by its name, in bfloat16 or not.
         args: of the command.
         what: a title.
 
@@ -118,8 +118,9 @@ def side_by_side(
     """
     calls, memory, answers = {}, {}, []
     for name in (f"a: {args.a}", f"b: {args.b}"):
-        with peak_memory(args.device) as memory[name]:
-            calls[name] = build(name)
+        products, bf16 = PRECISIONS[precision_of(args, name)]
+        with peak_memory(args.device) as memory[name], float32_products(products):
+            calls[name] = float32_products(products)(build(name, bf16))
             answers.append(calls[name]())
     samples = interleaved(calls, args.device, args.seconds, args.rounds)
     first, rows = samples[f"a: {args.a}"], []
@@ -129,6 +130,7 @@ def side_by_side(
             {
                 "network": name,
                 "what": what,
+                "precision": precision_of(args, name),
                 "launch": "graph" if name[0] in args.graph else "eager",
                 "ms": 1000 * timing.median,
                 "shapes/s": args.batch / timing.median,
@@ -140,11 +142,15 @@ def side_by_side(
     return rows, answers
 
 
+def precision_of(args: argparse.Namespace, name: str) -> str:
+    """Return the precision of side a or b, by which the name begins."""
+    return getattr(args, f"precision_{name[0]}")
+
+
 def compare(args: argparse.Namespace, loaded: list[Network]) -> list[Row]:
     """Return a row for each network and each of inference and training."""
     x = clouds(args.batch, args.points, args.device)
     labels = torch.arange(args.batch, device=args.device) % args.classes
-    precision, bf16 = PRECISIONS[args.precision]
     networks: dict[str, Network] = {}
     inputs = {}
     for side, spec, model in zip("ab", (args.a, args.b), loaded, strict=True):
@@ -154,28 +160,27 @@ def compare(args: argparse.Namespace, loaded: list[Network]) -> list[Row]:
         layout = getattr(args, f"layout_{side}")
         inputs[f"{side}: {spec}"] = x.mT.contiguous() if layout == "b3n" else x
 
-    def evaluation(name: str) -> Callable[[], Any]:
+    def evaluation(name: str, bf16: bool) -> Callable[[], Any]:
         graph = name[0] in args.graph
         return inference(networks[name], inputs[name], bf16=bf16, graph=graph)
 
-    def training(name: str) -> Callable[[], Any]:
+    def training(name: str, bf16: bool) -> Callable[[], Any]:
         model = networks[name]
         assert isinstance(model, nn.Module)
         step = training_step(model.train(), inputs[name], labels, bf16)
         return Replayed(step, before=step) if name[0] in args.graph else step
 
-    with float32_products(precision):
-        rows, answers = side_by_side(evaluation, args, "inference")
-        outputs = [logits_of(answer) for answer in answers]
-        _describe(rows, networks, outputs)
-        logits = all(y.dim() == 2 and len(y) == args.batch for y in outputs)
-        modules = all(isinstance(model, nn.Module) for model in networks.values())
-        if args.train and args.batch == 1:
-            print("no training step: batch norms need two shapes or more")
-        elif args.train and logits and modules:
-            rows += side_by_side(training, args, "training step")[0]
-        elif args.train:
-            print("no training step: both must be modules that return (b, classes) logits")
+    rows, answers = side_by_side(evaluation, args, "inference")
+    outputs = [logits_of(answer) for answer in answers]
+    _describe(rows, networks, outputs)
+    logits = all(y.dim() == 2 and len(y) == args.batch for y in outputs)
+    modules = all(isinstance(model, nn.Module) for model in networks.values())
+    if args.train and args.batch == 1:
+        print("no training step: batch norms need two shapes or more")
+    elif args.train and logits and modules:
+        rows += side_by_side(training, args, "training step")[0]
+    elif args.train:
+        print("no training step: both must be modules that return (b, classes) logits")
     return rows
 
 
@@ -197,6 +202,12 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[Network]]:
     parser.add_argument("b", help="likewise")
     for side in "ab":
         parser.add_argument(f"--layout-{side}", choices=("bn3", "b3n"), default="bn3")
+        parser.add_argument(
+            f"--precision-{side}",
+            choices=tuple(PRECISIONS),
+            default="float32",
+            help="of products (default: float32)",
+        )
     device = "cpu, cuda or cuda:N (default: the GPU if there is one)"
     parser.add_argument("--device", default="auto", type=device_argument, help=device)
     numbers = {
@@ -209,12 +220,6 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[Network]]:
     for name, (default, text) in numbers.items():
         text += "" if default is None else f" (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=text)
-    parser.add_argument(
-        "--precision",
-        choices=tuple(PRECISIONS),
-        default="float32",
-        help="of products (default: float32)",
-    )
     parser.add_argument(
         "--graph", choices=("", "a", "b", "ab"), default="", help="record these as CUDA graphs"
     )

@@ -302,6 +302,15 @@ def test_compare_networks_for_parts_and_single_shapes(capsys):
     assert "no training step: batch norms" in capsys.readouterr().out
 
 
+def test_compare_one_network_in_two_precisions():
+    flags = ["--device=cpu", "--points=64", "--batch=2", "--rounds=1", "--threads=1", "--no-train"]
+    rows = compare.main(["pointnet", "pointnet", *flags])
+    assert rows[1]["differs from first by"] == 0
+    rows = compare.main(["pointnet", "pointnet", *flags, "--precision-b", "bf16"])
+    assert [row["precision"] for row in rows] == ["float32", "bf16"]
+    assert rows[1]["differs from first by"] > 1e-4
+
+
 def test_numerics(tmp_path):
     out = tmp_path / "numerics.json"
     results = numerics.main(["--quick", "--out", str(out)])
