@@ -14,7 +14,7 @@ from locotrans.nn.norm import count_together
 from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from locotrans.kernels import rpr_plan
+from locotrans.kernels import rpr, rpr_plan
 from locotrans.kernels.rpr import rpr_conv, supported
 from locotrans.kernels.rpr_plan import layers_of
 
@@ -323,19 +323,62 @@ def test_bfloat16_rounds_what_it_stores_and_multiplies(device, small_blocks, gen
     assert_same(case, device, generator, tolerances=(1e-3, 0.05), **options)
 
 
-def test_only_small_layers_are_supported():
-    assert supported(42, 128, 256, 20)
-    assert not supported(42, 256, 256, 20)
-    assert not supported(21, 64, 64, 128)
+def test_only_small_layers_are_supported(device):
+    device = torch.device(device, 0 if device == "cuda" else None)
+    assert supported(42, 128, 256, 20, device)
+    assert not supported(42, 256, 256, 20, device)
+    assert not supported(21, 64, 64, 128, device)
+
+
+TABLES = [
+    (rpr_plan.LARGE, rpr_plan.FLOAT32_LAUNCHES),
+    (rpr_plan.SMALL, rpr_plan.SMALL_FLOAT32_LAUNCHES),
+]
+
+
+@pytest.mark.parametrize(("memory", "table"), TABLES)
+def test_tiles_are_those_for_the_memory_of_the_device(
+    memory, table, device, generator, kernels, monkeypatch
+):
+    launches, launch = {}, rpr_plan.Plan.launch
+
+    def noted(plan, kernel):
+        launches[kernel] = launch(plan, kernel)
+        return launches[kernel]
+
+    monkeypatch.setattr(rpr, "shared_memory", lambda device: memory)
+    monkeypatch.setattr(rpr_plan.Plan, "launch", noted)
+    conv, x, v, frames, neighbors = make(1, 35, 3, 4, 128, 24, False, generator)
+    exact, conv = copy.deepcopy(conv).double().eval(), conv.to(device).eval()
+    expected = plain(exact, x.double(), v.double(), frames.double(), neighbors)
+    x, v, frames, neighbors = (t.to(device) for t in (x, v, frames, neighbors))
+    with torch.inference_mode():
+        assert_near(conv(x, v, neighbors, frames), expected, 1e-4)
+    assert launches == {k: table.get(f"{k} wide", table[k]) for k in ("pose", "linear", "max")}
+
+
+def test_too_little_memory_leaves_a_layer_to_the_plain_code(
+    device, generator, kernels, monkeypatch
+):
+    monkeypatch.setattr(rpr, "shared_memory", lambda device: rpr_plan.SMALL - 1)
+    monkeypatch.setattr(rpr, "rpr_conv", None)
+    conv, *inputs = make(1, 6, 3, 2, 8, 8, True, generator)
+    x, v, frames, neighbors = (t.to(device) for t in inputs)
+    assert conv.to(device)(x, v, neighbors, frames).shape == (1, 6, 8)
 
 
 LAYERS = [(21, 64, 64), (21, 64, 128), (42, 128, 256)]
 
 
+@pytest.fixture(params=[rpr_plan.LARGE, rpr_plan.SMALL])
+def memory(request, monkeypatch):
+    monkeypatch.setattr(rpr, "shared_memory", lambda device: request.param)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "bf16"])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_layers_of_the_network_on_the_gpu(layer, precision, generator):
+def test_layers_of_the_network_on_the_gpu(layer, precision, memory, generator):
     # of so many edges, a few choose another maximum or cross zero: each moves a gradient by 0.3%
     case = make(2, 301, 20, *layer, True, generator)
     if precision == "bf16":
@@ -349,7 +392,7 @@ def test_layers_of_the_network_on_the_gpu(layer, precision, generator):
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
 @pytest.mark.parametrize("refine", [True, False])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_evaluation_of_the_layers_on_the_gpu(layer, refine, precision, generator):
+def test_evaluation_of_the_layers_on_the_gpu(layer, refine, precision, memory, generator):
     conv, *inputs = make(2, 301, 20, *layer, refine, generator)
     conv, inputs = conv.cuda().eval(), [t.cuda() for t in inputs]
     with torch.inference_mode():

@@ -53,13 +53,16 @@ from torch.autograd.function import once_differentiable
 from locotrans.kernels import on_device
 from locotrans.kernels.rpr_launch import run_forward
 from locotrans.kernels.rpr_launch_backward import run_backward
-from locotrans.kernels.rpr_plan import Plan, RPRLayers, Saved
+from locotrans.kernels.rpr_plan import SMALL, Plan, RPRLayers, Saved, shared_memory
 from locotrans.kernels.tiles import INTERPRETED
 
 
-def supported(vector_channels: int, in_channels: int, out_channels: int, k: int) -> bool:
-    """Say whether the tiles of such a layer fit a multiprocessor."""
-    return vector_channels <= 64 and in_channels <= 128 and out_channels <= 256 and k <= 127
+def supported(
+    vector_channels: int, in_channels: int, out_channels: int, k: int, device: torch.device
+) -> bool:
+    """Say whether the tiles of such a layer fit a multiprocessor of the device."""
+    narrow = vector_channels <= 64 and in_channels <= 128 and out_channels <= 256 and k <= 127
+    return narrow and shared_memory(device) >= SMALL
 
 
 @on_device
@@ -113,7 +116,8 @@ def rpr_conv(
         parameters += [linear.weight, linear.bias, norm.weight, norm.bias]
     inputs = (x_basis, z, v, *parameters)
     save = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-    plan = Plan(layers, training, store, precision, index.shape[0], index.shape[1], save)
+    (points, k), memory = index.shape, shared_memory(x_basis.device)
+    plan = Plan(layers, training, store, precision, points, k, save, memory)
     if not save:
         return run_forward(plan, x_basis, z, v, frames, index, weight)[0]
     return _RPRConv.apply(plan, x_basis, z, v, frames, index, *parameters)

@@ -41,21 +41,22 @@ def pose_kernel(
     HP: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
+    COLS: tl.constexpr,
     STATISTICS: tl.constexpr,
     ACTIVATE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """h1 = sum over axes a of K_a F_a, plus bias, with F_a = sum over i of U[i, a] (v_j - v_r)[i].
 
-    If ACTIVATE, relu(bn(h1)) is written. A program owns ROWS points and walks through their
-    neighbours.
+    If ACTIVATE, relu(bn(h1)) is written. A program owns COLS of the columns of h1 at ROWS points,
+    and walks through their neighbours.
     """
-    program = tl.program_id(0)
+    program = tl.program_id(1)
     r = program * ROWS + tl.arange(0, ROWS)
     inside = r < points
     c = tl.arange(0, CVP)
-    h = tl.arange(0, HP)
-    w0 = load_matrix(weight_ptr, c, h, 1, 3 * CV, CV, H, PRECISION)  # (CVP, HP)
+    h = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    w0 = load_matrix(weight_ptr, c, h, 1, 3 * CV, CV, H, PRECISION)  # (CVP, COLS)
     w1 = load_matrix(weight_ptr + CV, c, h, 1, 3 * CV, CV, H, PRECISION)
     w2 = load_matrix(weight_ptr + 2 * CV, c, h, 1, 3 * CV, CV, H, PRECISION)
     bias = load_vector(bias_ptr, h, H)
@@ -71,8 +72,8 @@ def pose_kernel(
     u22 = load_frame(frames_ptr, r, inside, 2, 2)
     mask = inside[:, None] & (c < WIDTH)[None, :]
     p0, p1, p2 = load_vectors(v_ptr, r, WIDTH, c, mask, tl.float32)
-    s1 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
-    s2 = tl.zeros((ROWS // 16, 8, HP), tl.float32)
+    s1 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
+    s2 = tl.zeros((ROWS // 16, 8, COLS), tl.float32)
     for n in range(k):
         j = tl.load(index_ptr + r * k + n, mask=inside, other=0).to(tl.int64)
         x0, x1, x2 = load_vectors(v_ptr, j, WIDTH, c, mask, tl.float32)

@@ -52,16 +52,16 @@ def _pose(plan: Plan, v: Tensor, frames: Tensor, index: Tensor, norms: list[Tens
     linear, norm = plan.layers.kernel1, plan.layers.kernel_norm
     h, hp = linear.out_features, width(linear.out_features)
     launch = plan.launch("pose")
-    programs = triton.cdiv(plan.points, launch.rows)
+    columns, programs = min(launch.columns, hp), triton.cdiv(plan.points, launch.rows)
     out = v.new_empty(plan.edges, hp, dtype=plan.edge_dtype)
     sums = v.new_empty(programs, 2, hp, dtype=torch.float32)
     table = _norm(plan, norm, sums) if plan.joins else None
-    forward.pose_kernel[(programs,)](
+    forward.pose_kernel[(hp // columns, programs)](
         v, frames, index, linear.weight, linear.bias, norm.running_mean, table, out, sums,
         plan.points, plan.k,
         CV=linear.in_features // 3, H=h, CVP=width(linear.in_features // 3), HP=hp,
-        WIDTH=v.shape[-1], ROWS=launch.rows, STATISTICS=plan.training, ACTIVATE=plan.joins,
-        PRECISION=plan.precision, **launch.options(),
+        WIDTH=v.shape[-1], ROWS=launch.rows, COLS=columns, STATISTICS=plan.training,
+        ACTIVATE=plan.joins, PRECISION=plan.precision, **launch.options(),
     )  # fmt: skip
     norms.append(_norm(plan, norm, sums) if table is None else table)
     return out

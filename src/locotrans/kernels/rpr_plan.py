@@ -1,5 +1,6 @@
 """Plan of the relative-pose edge convolution: its layers, and the sizes of launches; see `rpr`."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -70,6 +71,19 @@ FLOAT32_LAUNCHES = {
     "multiply_backward": Launch(32, 128, 8, 1),
     "pose_backward": Launch(32, 64, 8, 1),
 }
+# Bytes of shared memory that a program may have: an A100 gives it the second, or more, a GeForce of
+# its time the first. Where there is less than the second, what would need more has smaller tiles.
+SMALL, LARGE = 99 * 1024, 163 * 1024
+SMALL_LAUNCHES = LAUNCHES | {
+    "max_backward": Launch(64, 64, 4, 1),
+    "pose_backward": Launch(64, 64, 8, 1),
+}
+SMALL_FLOAT32_LAUNCHES = FLOAT32_LAUNCHES | {
+    "pose": Launch(32, 32, 4, 2),
+    "pose wide": Launch(32, 32, 4, 2),
+    "max wide": Launch(64, 32, 8, 2),
+    "last": Launch(64, 64, 4, 2),
+}
 
 
 class RPRLayers(NamedTuple):
@@ -111,6 +125,8 @@ class Plan(NamedTuple):
     k: int
     save: bool
     """Keep what the backward pass needs."""
+    shared_memory: float = math.inf
+    """Bytes of it that a program may have."""
 
     @property
     def edges(self) -> int:
@@ -154,7 +170,11 @@ class Plan(NamedTuple):
 
     def launch(self, kernel: str) -> Launch:
         """Return the sizes of a kernel."""
-        table = LAUNCHES if self.store == torch.bfloat16 else FLOAT32_LAUNCHES
+        if self.shared_memory >= LARGE:
+            tables = LAUNCHES, FLOAT32_LAUNCHES
+        else:
+            tables = SMALL_LAUNCHES, SMALL_FLOAT32_LAUNCHES
+        table = tables[self.store != torch.bfloat16]
         launch = table.get(f"{kernel} wide", table[kernel]) if self.wide else table[kernel]
         # products without tensor cores need the registers of more threads
         return launch._replace(num_warps=8) if self.precision == "ieee" else launch
@@ -181,6 +201,16 @@ class Saved(NamedTuple):
     """The input of every batch norm but the last."""
     norms: Sequence[Tensor]
     """The table of every batch norm."""
+
+
+def shared_memory(device: torch.device) -> float:
+    """Return the bytes of shared memory that a program may have on a device.
+
+    Triton's own figure, since torch 2.6 has none; the interpreter has no limit.
+    """
+    if device.type != "cuda":
+        return math.inf
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def width(channels: int) -> int:

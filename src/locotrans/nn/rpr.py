@@ -172,14 +172,14 @@ class RelativePoseConv(nn.Module):
         neighbors: Int[Tensor, "b n k"],
         frames: Float[Tensor, "b n 3 3"],
     ) -> bool:
-        """Say whether kernels do this: batch norms in one mode, no gradient of the frames."""
+        """Say whether kernels do this: one mode of batch norms, no gradient of frames, it fits."""
         from locotrans.kernels.rpr import supported
 
         if len(set(self._modes())) > 1 or (torch.is_grad_enabled() and frames.requires_grad):
             return False
         d, given = self.norm.num_features, v.shape[-1]
         enough = given >= self.kernel1.in_features // 3
-        return enough and supported(given, x.shape[-1], d, neighbors.shape[-1])
+        return enough and supported(given, x.shape[-1], d, neighbors.shape[-1], x.device)
 
     def _by_loops(
         self,
