@@ -75,3 +75,13 @@ def test_casts_of_autocast_are_made_in_every_replay(name):
     assert len(recorded._calls) == 1
     for ours, theirs in zip(answers[::2], answers[1::2], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_recording_again_and_again_holds_no_more_memory():
+    model, points = small("locotrans_dgcnn_light").cuda().eval(), torch.randn(2, 64, 3).cuda()
+    held = []
+    for _ in range(5):
+        Recorded(model)(points)
+        held.append(torch.cuda.memory_allocated())
+    assert max(held[2:]) - held[1] < 2**20  # a workspace of cuBLAS has several times as many bytes

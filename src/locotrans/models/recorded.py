@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -87,9 +88,19 @@ def casts_forgotten() -> Iterator[None]:
         torch.set_autocast_cache_enabled(kept)
 
 
+@cache
+def side_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of a device that is recorded on, always the same.
+
+    cuBLAS keeps a workspace for every stream that it was used on. Torch's own stream for recording
+    belongs to the device that was the first.
+    """
+    return torch.cuda.Stream(device)
+
+
 def warm_up(call: Callable[[], object]) -> None:
     """Call a few times on another stream, as CUDA wants before it records."""
-    stream = torch.cuda.Stream()
+    stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
@@ -100,6 +111,6 @@ def warm_up(call: Callable[[], object]) -> None:
 def capture(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
     """Record a call as a CUDA graph; return it, and the result that each replay writes anew."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side_stream(torch.cuda.current_device())):
         result = call()
     return graph, result
