@@ -24,9 +24,9 @@ reserved; on the CPU it is the process's, and what the pass added to it. Weights
 network starts with; for inference, batch norms have the statistics of some of the clouds. "from
 float64": how far logits are from those of plain code in float64, relative, the median over shapes
 (or points). Such a network is sensitive, since rounding decides on neighbours of features: plain
-float32 is as far. `precision.py` measures a trained one. A record is written only to the file that --out names. Sections
-that are measured later join those that it holds already, if these are of the same commit and
-arguments.
+float32 is as far. `precision.py` measures a trained one. A record is written only to the file that
+--out names. Sections that are measured later join those that it holds already, if these are of the
+same commit and arguments.
 """
 
 import argparse

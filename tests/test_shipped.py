@@ -1,4 +1,4 @@
-"""The weights that come with the package: whole, described, and good for what they are shipped for."""
+"""The weights that come with the package: whole, described, and good for what they are for."""
 
 import json
 

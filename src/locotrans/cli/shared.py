@@ -171,8 +171,8 @@ def weights_or_shipped(weights: Path | None) -> Path:
     if not shipped:
         raise ValueError(
             "no trained classifier comes with locotrans yet; name a run folder of `locotrans "
-            "train`, or a .safetensors file (--weights); `locotrans demo` trains a small network in "
-            "minutes: --weights demo/seed_0/locotrans"
+            "train`, or a .safetensors file (--weights); `locotrans demo` trains a small network "
+            "in minutes: --weights demo/seed_0/locotrans"
         )
     return shipped_file(Path(shipped[0]))
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -203,6 +204,7 @@ class Saved(NamedTuple):
     """The table of every batch norm."""
 
 
+@cache
 def shared_memory(device: torch.device) -> float:
     """Return the bytes of shared memory that a program may have on a device.
 
