@@ -139,10 +139,12 @@ def test_too_few_points_and_no_extent():
     def ask(blocks, tints):
         raise AssertionError
 
-    with pytest.raises(ValueError, match="scene of 5 points is too small: a block needs at"):
+    with pytest.raises(ValueError, match="scene of 5 points is too small: a block needs 8"):
         segment_scene(ask, np.zeros((5, 3)), radius=1.0, size=10, least=8)
     with pytest.raises(ValueError, match="shape of 5 points is too small: the network needs 8"):
         segment_shape(ask, np.zeros((5, 3)), size=10, least=8)
+    with pytest.raises(ValueError, match="shape of 1 point is too small"):
+        segment_shape(ask, np.zeros((1, 3)), size=10, least=8)
     with pytest.raises(ValueError, match="its 9 points are all the same"):
         segment_shape(ask, np.ones((9, 3)), size=10, least=8)
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
+from locotrans.counting import counted
 from locotrans.data.spheres import cover
 
 Ask = Callable[[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"] | None], Float[Tensor, "b n c"]]
@@ -66,7 +67,7 @@ def segment_scene(
     """
     if len(points) < least:
         raise ValueError(
-            f"a scene of {len(points)} points is too small: a block needs at least {least}"
+            f"a scene of {counted(len(points), 'point')} is too small: a block needs {least}"
         )
     least = min(len(points), size, max(least, size // 8))
     places = points.astype(np.float64)
@@ -105,7 +106,8 @@ def segment_shape(
     """
     n = len(points)
     if n < least:
-        raise ValueError(f"a shape of {n} points is too small: the network needs {least}")
+        count = counted(n, "point")
+        raise ValueError(f"a shape of {count} is too small: the network needs {least}")
     places = points.astype(np.float64)
     places = places - places.mean(0)
     length = float(np.linalg.norm(places, axis=1).max())
