@@ -14,6 +14,20 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have several programs, tiles and blocks of columns of the RPR kernels for few points."""
+    plan = importlib.import_module("locotrans.kernels.rpr_plan")
+    small = {kernel: plan.Launch(32, 16, 4, 2) for kernel in plan.LAUNCHES}
+    for kernel in small:
+        if kernel.startswith(("pose", "max")):
+            small[kernel] = plan.Launch(16, 16, 4, 2)
+    monkeypatch.setattr(plan, "LAUNCHES", small)
+    monkeypatch.setattr(plan, "FLOAT32_LAUNCHES", small)
+    monkeypatch.setattr(plan, "FORWARD_PROGRAMS", 2)
+    monkeypatch.setattr(plan, "BACKWARD_PROGRAMS", 2)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _language_changed_once() -> Iterator[None]:
     """Spare Triton's interpreter half of its time.

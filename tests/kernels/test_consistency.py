@@ -34,14 +34,6 @@ def compare(vectors, neighbors, device):
         assert error <= 1e-4 * scale
 
 
-@pytest.mark.parametrize(
-    ("b", "n", "k"), [(2, 9, 5), (1, 3, 1), (1, 1, 1), (1, 20, 17), (1, 65, 64)]
-)
-def test_values_and_gradients(b, n, k, device, generator):
-    vectors = torch.randn(b, n, 3, 2, generator=generator)
-    compare(vectors, torch.rand(b, n, n, generator=generator).topk(k).indices, device)
-
-
 def test_zero_and_equal_vectors(device, generator):
     vectors = torch.randn(1, 12, 3, 2, generator=generator)
     vectors[:, :3] = 0

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from interpreted import LONG
 from locotrans.geometry.neighbors import global_index
 from locotrans.nn.edge import SLOPE, EdgeConv, leaky_max
 from locotrans.nn.norm import BatchNorm
@@ -101,28 +100,6 @@ def compare_frame_conv(layer, points, neighbors, generator, **options):
 
 
 TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-SIZES = [(2, 9, 5, 21), (1, 22, 20, 7), (1, 18, 1, 70), (1, 2, 2, 1), (1, 65, 64, 4)]
-CASES = [(*size, True) for size in SIZES] + [(*SIZES[0], False), (*SIZES[3], False)]
-CASES += [(1, 1, 1, 4, False)]  # one point, which has no statistics of its own
-CASES += [pytest.param(*size, False, marks=LONG) for size in (*SIZES[1:3], SIZES[4])]
-CASES = pytest.mark.parametrize(("b", "n", "k", "d", "training"), CASES)
-
-
-@CASES
-def test_edge_conv(b, n, k, d, training, device, generator):
-    compare_edge_conv(used(EdgeConv(5, d), training), *graph(b, n, k, 5, generator), device=device)
-
-
-@CASES
-def test_frame_conv(b, n, k, d, training, device, generator):
-    layer = used(FrameConv(d), training)
-    compare_frame_conv(layer, *graph(b, n, k, 3, generator), generator, device=device)
-
-
-@TRAINING
-def test_frame_conv_with_the_reference_point(training, device, generator):
-    layer = used(FrameConv(21, reference_point=True), training)
-    compare_frame_conv(layer, *graph(2, 9, 5, 3, generator), generator, device=device)
 
 
 @TRAINING

@@ -47,19 +47,6 @@ def fused_row(x, k, row, coordinates, device):
     return out[:, row].cpu()
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "columns"),
-    [(1, 1, 1024), (3, 2, 1024), (12, 5, 1024), (17, 5, 16), (50, 20, 1024), (66, 64, 1024)],
-)
-def test_selects_what_the_plain_code_selects(n, k, columns, device, monkeypatch, generator):
-    monkeypatch.setattr(kernel, "COLUMNS", columns)
-    b = 2 if n < 5 else 1
-    x = torch.randn(b, n, 3, generator=generator)
-    assert same_sets(fused(x, k, True, device), knn(x, k))
-    f = torch.randn(b, n, 37, generator=generator)
-    assert same_sets(fused(f, k, False, device), knn_features(f, k))
-
-
 def places(kind, n, generator):
     """Return n points: at random, each twice, on a grid, in clumps, or all in one place.
 
@@ -268,11 +255,6 @@ def test_distances_of_features_have_the_accuracy_of_float32(c, size, outlier, de
     # tensor cores cut what does not fit float32 off the sum, at every 16 products
     cut = left.shape[-1] / 16 * 2**-24 if device == "cuda" else 0
     assert errors[1] < 3 * 2**-22 + errors[2] + cut  # whose sums are of float32, too
-
-
-def test_duplicated_points_are_all_found(device, generator):
-    x = torch.randn(1, 4, 3, generator=generator).repeat(1, 3, 1)
-    assert same_sets(fused(x, 4, True, device), knn(x, 4))
 
 
 LAUNCHING = {

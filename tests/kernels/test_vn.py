@@ -90,19 +90,6 @@ def cloud(b, n, k, c, generator):
 
 
 TRAINING = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-SIZES = [(2, 9, 3, 5, 21), (1, 9, 2, 3, 42), (1, 17, 1, 2, 33), (2, 1, 1, 2, 3), (1, 2, 64, 2, 7)]
-
-
-@pytest.mark.parametrize(("b", "n", "k", "c", "d"), SIZES)
-def test_edge_conv(b, n, k, c, d, device, generator):
-    layer = used(VNEdgeConv(c, d))
-    compare(layer, fused_edge_conv, *cloud(b, n, k, c, generator), device=device)
-
-
-@pytest.mark.parametrize(("b", "n", "k", "c", "d"), [(2, 9, 3, 5, 21), (1, 1, 1, 2, 3)])
-def test_edge_conv_in_evaluation(b, n, k, c, d, device, generator):
-    layer = used(VNEdgeConv(c, d), training=False)
-    compare(layer, fused_edge_conv, *cloud(b, n, k, c, generator), device=device)
 
 
 @TRAINING
@@ -114,16 +101,9 @@ def test_edge_conv_in_float64(training, device, generator):
     )
 
 
-def test_edge_conv_of_duplicated_points(device, generator):
+def test_edge_conv_of_equal_points(device, generator):
     v, neighbors = cloud(1, 10, 4, 3, generator)
-    compare(
-        used(VNEdgeConv(3, 5)),
-        fused_edge_conv,
-        v[:, torch.arange(10) % 3],
-        neighbors,
-        device=device,
-    )
-    v = v[:, :1].expand(1, 10, 3, 3)  # all the same: no variance at all
+    v = v[:, :1].expand(1, 10, 3, 3)  # no variance at all
     compare(used(VNEdgeConv(3, 5)), fused_edge_conv, v, neighbors, device=device)
 
 
