@@ -275,3 +275,25 @@ def test_weights_that_the_last_step_spoils_are_not_kept(tiny, monkeypatch):
         train(config, QUIET)
     assert not (tiny.out / "weights.safetensors").exists()
     assert not (tiny.out / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("model", ["locotrans_dgcnn_light", "locotrans_dgcnn_partseg_light"])
+@pytest.mark.parametrize("precision", ["float32", "mixed"])
+def test_steps_do_not_wait_for_the_gpu(model, precision, tiny):
+    run = Run(
+        dataclasses.replace(tiny, model=model, precision=precision, averaging=0.9, device="cuda")
+    )
+    batch = torch.arange(8, device=run.device)
+    loop.train_step(run, batch)  # which is recorded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            loop.train_step(run, batch)
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            run.sums["total"].item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    run.check_finite()
+    assert run.step == 4
