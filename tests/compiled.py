@@ -69,6 +69,9 @@ def needed(capability: int, memory: float, largest: bool) -> dict[str, int]:
     JITFunction.run = compiled
     for case in LARGEST if largest else ALL:
         convolve(*case)
+    if largest:
+        wanted = {f"{name} {case[2]}" for case, names in LARGEST.items() for name in names}
+        assert found.keys() == wanted, f"compiled {sorted(found)}, not {sorted(wanted)}"
     return found
 
 

@@ -14,7 +14,7 @@ from locotrans.models import create_model, list_pretrained, pretrained, pretrain
 PARTS = "locotrans_dgcnn_partseg_light"
 
 
-@pytest.mark.parametrize("name", list_pretrained())
+@pytest.mark.parametrize("name", sorted({PARTS, *list_pretrained()}))
 def test_every_file_has_its_description_and_card(name):
     path, facts = pretrained_weights(name)  # checks the SHA-256
     assert path.stat().st_size < 16 * 2**20
@@ -26,6 +26,12 @@ def test_every_file_has_its_description_and_card(name):
     assert evaluation["rotation"] == "so3"
     assert evaluation["rotation_agreement"] > 0.99
     assert not create_model(name, pretrained=True).training
+
+
+def test_a_name_in_the_place_of_a_file_is_explained(capsys):
+    with pytest.raises(SystemExit):
+        main(["eval", PARTS, "--data", "builtin"])
+    assert "weights of that name come with locotrans: eval --pretrained" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +53,10 @@ def test_segment_takes_them_by_default_and_knows_a_chair(chair, tmp_path):
         assert main([*words, "--out", str(tmp_path / "out"), "--format", "npz"]) in (0, None)
         with np.load(tmp_path / "out" / f"{number}.npz") as file:
             labels.append(file["labels"])
+    page = tmp_path / "page.html"
+    words = ["view", str(tmp_path / "0.npy"), "--category", "chair", "--poses", "1"]
+    main([*words, "--save", str(page)])
+    assert "Chair/1" in page.read_text()
     names = json.loads((tmp_path / "out" / "segments.json").read_text())["names"]
     assert np.mean(labels[0] == labels[1]) >= 0.99
     said = np.array(names)[labels[0]]

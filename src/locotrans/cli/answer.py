@@ -6,9 +6,8 @@ from typing import Literal
 
 import tyro
 
-from locotrans.cli.shared import shipped_file, weights_or_shipped
+from locotrans.cli.shared import weights_or_shipped
 
-SEGMENTER = "locotrans_dgcnn_partseg_light"
 FAR = 0.05  # of the extent: a residual of clouds that do not lie on each other, if not sparse
 
 
@@ -150,7 +149,7 @@ def segment(
 
     return run(
         paths,
-        shipped_file(Path(SEGMENTER)) if weights is None else weights,
+        weights_or_shipped(weights, parts=True),
         out,
         form=format,
         category=category,

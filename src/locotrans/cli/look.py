@@ -28,8 +28,8 @@ def view(
 
     Args:
         path: Point cloud or mesh.
-        weights: Run folder or weights file, of a classifier or of a network for parts; by default
-            those that come with locotrans, which has no classifier yet.
+        weights: Run folder or weights file, of a classifier or of a network for parts; by default,
+            with a category, those for ShapeNetPart that come with locotrans.
         against: A second network to stand beside it, for example a DGCNN.
         category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
@@ -43,7 +43,7 @@ def view(
 
     show(
         path,
-        weights_or_shipped(weights),
+        weights_or_shipped(weights, parts=category is not None),
         against=against,
         category=category,
         save=save,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from locotrans.data import CloudSet
 
+SEGMENTER = "locotrans_dgcnn_partseg_light"
 CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
 
 
@@ -158,15 +159,17 @@ def shipped_file(name: Path) -> Path:
     return pretrained_weights(str(name))[0]
 
 
-def weights_or_shipped(weights: Path | None) -> Path:
+def weights_or_shipped(weights: Path | None, *, parts: bool = False) -> Path:
     """Return the weights that were named, or those that come with the package.
 
-    Of the latter, the full network's go before the light one's.
+    Of the latter, those of the network for parts, or else of a classifier, the full one first.
     """
     from locotrans.models import list_pretrained
 
     if weights is not None:
         return weights
+    if parts:
+        return shipped_file(Path(SEGMENTER))
     shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
     if not shipped:
         raise ValueError(

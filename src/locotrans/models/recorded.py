@@ -1,5 +1,6 @@
 """Evaluation as CUDA graphs: a network launches hundreds of small kernels, a graph all at once."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 WARM_UP = 3  # calls that CUDA wants to see before it records one
+RECORDING = threading.Lock()
+"""Held while something runs on the stream for recording, of which a device has one."""
 
 T = TypeVar("T")
 
@@ -102,7 +105,7 @@ def warm_up(call: Callable[[], object]) -> None:
     """Call a few times on another stream, as CUDA wants before it records."""
     stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+    with RECORDING, torch.cuda.stream(stream):
         for _ in range(WARM_UP):
             call()
     torch.cuda.current_stream().wait_stream(stream)
@@ -111,6 +114,6 @@ def warm_up(call: Callable[[], object]) -> None:
 def capture(call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
     """Record a call as a CUDA graph; return it, and the result that each replay writes anew."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side_stream(torch.cuda.current_device())):
+    with RECORDING, torch.cuda.graph(graph, stream=side_stream(torch.cuda.current_device())):
         result = call()
     return graph, result

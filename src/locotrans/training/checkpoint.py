@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from locotrans.models import create_model, model_config
+from locotrans.models import create_model, list_pretrained, model_config
 from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
 from locotrans.training.record import write_atomically
@@ -105,10 +105,10 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
 def find_weights(target: Path) -> Path:
     """Return the weights of a run folder, or the file itself."""
     if not target.exists():
-        raise FileNotFoundError(
-            f"{target}: there is no such run folder or weights file; name the folder that "
-            "`locotrans train --out` wrote, or a .safetensors file"
-        )
+        hint = "name the folder that `locotrans train --out` wrote, or a .safetensors file"
+        if str(target) in list_pretrained():
+            hint = "weights of that name come with locotrans: eval --pretrained takes them"
+        raise FileNotFoundError(f"{target}: there is no such run folder or weights file; {hint}")
     if not target.is_dir():
         return target
     weights, checkpoint = target / "weights.safetensors", target / "checkpoint.safetensors"

@@ -106,8 +106,9 @@ def segment_shape(
     """
     n = len(points)
     if n < least:
-        count = counted(n, "point")
-        raise ValueError(f"a shape of {count} is too small: the network needs {least}")
+        raise ValueError(
+            f"a shape of {counted(n, 'point')} is too small: the network needs {least}"
+        )
     places = points.astype(np.float64)
     places = places - places.mean(0)
     length = float(np.linalg.norm(places, axis=1).max())
