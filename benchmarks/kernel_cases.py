@@ -54,7 +54,7 @@ def knn_case(size: Size, channels: int) -> Case:
         return Problem(fused, lambda: search(x, size.k))
 
     name = "knn of coordinates" if coordinates else f"knn of {channels} features"
-    return Case(name, make, passes)
+    return Case(name, make, passes, unit=0 if coordinates else 1e-3)  # share that rounding decides
 
 
 def vn_edge_case(size: Size, d: int) -> Case:
@@ -198,7 +198,9 @@ def rpr_case(
 
     kind = precision if training else f"{precision}, evaluation"
     name = f"rpr_conv {cv}, {c} to {d}, {kind}{'' if refine else ', light'}"
-    return Case(name, make, forward, backward if training else ())
+    unit = {"bf16": 2.0**-8, "tf32": 2.0**-10, "tf32x3": 2.0**-23}[precision]
+    chosen = 0.3 if precision == "bf16" else 1e-2
+    return Case(name, make, forward, backward if training else (), unit, chosen)
 
 
 def pool_case(size: Size, c: int) -> Case:
@@ -232,7 +234,8 @@ def embed_case(size: Size, c: int) -> Case:
 
         return Problem(lambda: embed_pool(y, norm.statistics())[1], plain, [y, *norm.parameters()])
 
-    return Case(f"embed_pool {c} bfloat16", make, [Pass(V), Pass(2 * V)], [Pass(V), Pass(2 * V)])
+    passes = [Pass(V), Pass(2 * V)]
+    return Case(f"embed_pool {c} bfloat16", make, passes, passes, unit=2.0**-8)
 
 
 def frames_case(size: Size) -> Case:
@@ -269,7 +272,7 @@ def point_products_case(size: Size, c: int, d: int) -> Case:
 
     bytes_, products = 2 * (2 * c + d) * N, 2 * c * (c + d) * N
     passes = [Pass(bytes_, 0, products)], [Pass(bytes_ + 2 * c * N, 0, 2 * products)]
-    return Case(f"point_products {c} to {d} bfloat16", make, *passes)
+    return Case(f"point_products {c} to {d} bfloat16", make, *passes, unit=2.0**-8)
 
 
 def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:

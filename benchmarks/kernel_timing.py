@@ -87,6 +87,14 @@ class Case(NamedTuple):
     make: Callable[[Size], Problem]
     forward: Sequence[Pass]
     backward: Sequence[Pass] = ()
+    unit: float = 2.0**-23
+    """Of the last place of the numbers it stores or multiplies."""
+    chosen: float = 1e-2
+    """Of a gradient, at most, where rounding chooses other maxima, or sides of a ReLU."""
+
+    def tolerances(self) -> dict[str, float]:
+        """Return how far output and gradients may be from the specification, by pass."""
+        return {"forward": max(1e-4, 2 * self.unit), "backward": max(1e-4, self.chosen)}
 
 
 class Timed(NamedTuple):

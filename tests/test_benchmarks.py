@@ -237,8 +237,20 @@ def test_kernels_against_their_specification(monkeypatch):
         for row in rows:
             unit = row["plain, inputs a unit off"] or 0.0
             assert 0 <= unit < 3e-4, row
-            assert row["difference"] < max(1e-3 if "tf32," in case.name else 1e-4, 2 * unit), row
+            assert row["difference"] < max(case.tolerances()["forward"], 2 * unit), row
             assert row["launch"] == "cpu"
+
+
+GPU = kernel_timing.Size(4, 301, 20, torch.device("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*kernel_cases.cases(GPU)], ids=lambda case: case.name)
+def test_kernels_of_the_networks_on_a_gpu(case, monkeypatch):
+    monkeypatch.setattr(kernel_timing, "measure", lambda *_: timing.Timing(1.0, 1.0, 1.0))
+    for row in kernel_timing.time_case(case, GPU, 0):
+        assert row["difference"] <= case.tolerances()[row["pass"]], row
+        assert row["launch"] == "graph"
 
 
 def test_settings_to_try_are_put_in_force_and_taken_back():
