@@ -1,14 +1,24 @@
-"""Each kernel alone: its inputs, its plain specification, and what its passes move and compute.
+"""Each kernel alone: its inputs, its plain specification, its floor, and what its passes move.
 
-The formulas are those at the top of the kernels' own files. Widths are those of the networks. What
-works on a few thousand numbers (heads, cross-entropy, packed weights) takes the time of a launch,
-and is not timed alone.
+The formulas are those at the top of the kernels' own files. Widths are those of the networks.
+Operations of a floor are counted by these formulas, a sum, a product or a comparison each; those
+that are few beside others are left out.
 """
 
 from collections.abc import Iterator
 
 import torch
-from kernel_timing import INSTRUCTIONS, PRODUCTS, Case, Pass, Problem, Size
+from kernel_timing import (
+    INSTRUCTIONS,
+    PRODUCTS,
+    REACHED_PRODUCTS,
+    Case,
+    Pass,
+    Problem,
+    Size,
+    Work,
+)
+from launch_cases import launch_cases
 from timing import clouds
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,9 +40,11 @@ def knn_case(size: Size, channels: int) -> Case:
     selection = (32 + 8 * coordinates) * pairs  # 1,000 instructions of a warp a row of 1,024
     out = 4 * b * n * k
     if coordinates:
+        work = Work(12 * b * n + out, 9 * pairs)  # a distance, and whether it is small enough
         passes = [Pass(12 * b * n + out, 0, selection, INSTRUCTIONS)]
     else:
         products = 3 * 2 * channels * pairs  # three for float32 accuracy
+        work = Work(4 * b * n * channels + out, products, PRODUCTS)
         passes = [
             Pass(4 * b * n * channels + 4 * pairs, 0, products),
             Pass(4 * pairs + out, 0, selection, INSTRUCTIONS),
@@ -54,7 +66,8 @@ def knn_case(size: Size, channels: int) -> Case:
         return Problem(fused, lambda: search(x, size.k))
 
     name = "knn of coordinates" if coordinates else f"knn of {channels} features"
-    return Case(name, make, passes, unit=0 if coordinates else 1e-3)  # share that rounding decides
+    unit = 0 if coordinates else 1e-3  # of the neighbourhoods, that rounding decides on
+    return Case(name, make, {"forward": work}, {"forward": passes}, unit)
 
 
 def vn_edge_case(size: Size, d: int) -> Case:
@@ -84,16 +97,22 @@ def vn_edge_case(size: Size, d: int) -> Case:
 
         return Problem(fused, plain, [uw, *norm.parameters()])
 
-    forward = [Pass(2 * V + index, gathers / 2), Pass(5 * V + index, gathers)]
-    backward = [Pass(5 * V + index, gathers), Pass(7 * V + 3 * du + index, 2 * gathers)]
-    return Case(f"vn_edge_conv {d}", make, forward, backward)
+    work = {
+        "forward": Work(5 * V + index, 40 * d * k * N),
+        "backward": Work(9 * V + index, 80 * d * k * N),
+    }
+    passes = {
+        "forward": [Pass(2 * V + index, gathers / 2), Pass(5 * V + index, gathers)],
+        "backward": [Pass(5 * V + index, gathers), Pass(7 * V + 3 * du + index, 2 * gathers)],
+    }
+    return Case(f"vn_edge_conv {d}", make, work, passes)
 
 
-def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
+def vn_point_case(size: Size, d: int, *, shared: bool, mean: bool = False) -> Case:
     V = 12 * d * size.b * size.n
 
     def make(size: Size) -> Problem:
-        from locotrans.kernels.vn_points import vn_norm_act
+        from locotrans.kernels.vn_points import vn_norm_act, vn_norm_act_mean
         from locotrans.kernels.vn_weights import aligned
 
         width, norm = aligned(d), VNBatchNorm(d).to(size.device)
@@ -104,22 +123,33 @@ def vn_point_case(size: Size, d: int, *, shared: bool) -> Case:
         else:
             pq = _padded(size.draw(3, 2, width), d)
 
-        def plain() -> Tensor:
+        def plain() -> Tensor | tuple[Tensor, Tensor]:
             if shared:
-                return vn_leaky_relu(norm(pq[..., :d]), pq[..., width : width + 1])
-            p, q = pq[..., :d].unbind(-2)
-            return vn_leaky_relu(norm(p), q)
+                out = vn_leaky_relu(norm(pq[..., :d]), pq[..., width : width + 1])
+            else:
+                p, q = pq[..., :d].unbind(-2)
+                out = vn_leaky_relu(norm(p), q)
+            return (out, out.unflatten(0, (size.b, -1)).mean(1, keepdim=True)) if mean else out
 
-        def fused() -> Tensor:
-            return vn_norm_act(
-                pq if shared else pq.flatten(2), norm.norm.statistics(), shared=shared
+        def fused() -> Tensor | tuple[Tensor, Tensor]:
+            rows, statistics = pq if shared else pq.flatten(2), norm.norm.statistics()
+            if not mean:
+                return vn_norm_act(rows, statistics, shared=shared)
+            out, means = vn_norm_act_mean(
+                rows.unflatten(0, (size.b, -1)), statistics, shared=shared
             )
+            return out.flatten(0, 1), means
 
         return Problem(fused, plain, [pq, *norm.parameters()])
 
-    passes = [Pass(x * V) for x in ((1, 2, 2, 3) if shared else (1, 3, 3, 5))]
-    name = f"vn_norm_act {d}{', one direction' if shared else ''}"
-    return Case(name, make, passes[:2], passes[2:])
+    first, output, sums, gradients = (1, 2, 2, 3) if shared else (1, 3, 3, 5)
+    passes = {
+        "forward": [Pass(x * V) for x in (first, output, *([1] if mean else []))],
+        "backward": [Pass(x * V) for x in (sums, gradients)],
+    }
+    work = {"forward": Work(output * V), "backward": Work(gradients * V)}
+    kernel = f"vn_norm_act{'_mean' if mean else ''}"
+    return Case(f"{kernel} {d}{', one direction' if shared else ''}", make, work, passes)
 
 
 def rpr_case(
@@ -133,11 +163,13 @@ def rpr_case(
     training: bool = True,
 ) -> Case:
     """Make a case of training, or of evaluation, with products as the networks take them."""
-    E, h = size.b * size.n * size.k, c // 2
+    N = size.b * size.n
+    E, h = N * size.k, c // 2
     store = torch.bfloat16 if precision == "bf16" else torch.float32
     half = precision == "tf32" and not training  # which has edges and most products so
     s = 2 if half else store.itemsize
-    rate = PRODUCTS / {"bf16": 1, "tf32": 2, "tf32x3": 6}[precision]
+    times = {"bf16": 1, "tf32": 2, "tf32x3": 6}[precision]  # that of bfloat16
+    rate = REACHED_PRODUCTS / times
 
     def stage(memory: float, cache: float, products: float, rate: float = rate) -> Pass:
         return Pass(E * s * memory, E * cache, 2 * E * products, rate)
@@ -196,11 +228,19 @@ def rpr_case(
         used = [m for m in parts if m is not None]
         return Problem(fused, plain, [x, z, v, weight, *(p for m in used for p in m.parameters())])
 
+    products = 2 * E * (3 * cv * h + h * c + (c * c if refine else 0) + c * d)
+    rate = PRODUCTS if half else PRODUCTS / times
+    given = N * (4 * c + 4 * d + 12 * cv + 36 + 4 * size.k)
+    work = {"forward": Work(given + 4 * d * N, products, rate)}
+    passes = {"forward": forward, "backward": backward}
+    if training:
+        gradients = N * (4 * c + 8 * d + 12 * cv)
+        work["backward"] = Work(given + gradients, 2 * products, rate)
     kind = precision if training else f"{precision}, evaluation"
     name = f"rpr_conv {cv}, {c} to {d}, {kind}{'' if refine else ', light'}"
     unit = {"bf16": 2.0**-8, "tf32": 2.0**-10, "tf32x3": 2.0**-23}[precision]
     chosen = 0.3 if precision == "bf16" else 1e-2
-    return Case(name, make, forward, backward if training else (), unit, chosen)
+    return Case(name, make, work, passes, unit, chosen)
 
 
 def pool_case(size: Size, c: int) -> Case:
@@ -217,7 +257,9 @@ def pool_case(size: Size, c: int) -> Case:
 
         return Problem(lambda: pool_projections(v, z), plain, [v, z])
 
-    return Case(f"pool_projections {c}", make, [Pass(V + z)], [Pass(2 * V + 2 * z)])
+    work = {"forward": Work(V + z), "backward": Work(2 * V + 2 * z)}
+    passes = {"forward": [Pass(V + z)], "backward": [Pass(2 * V + 2 * z)]}
+    return Case(f"pool_projections {c}", make, work, passes)
 
 
 def embed_case(size: Size, c: int) -> Case:
@@ -234,8 +276,9 @@ def embed_case(size: Size, c: int) -> Case:
 
         return Problem(lambda: embed_pool(y, norm.statistics())[1], plain, [y, *norm.parameters()])
 
-    passes = [Pass(V), Pass(2 * V)]
-    return Case(f"embed_pool {c} bfloat16", make, passes, passes, unit=2.0**-8)
+    work = dict.fromkeys(("forward", "backward"), Work(2 * V))
+    passes = {key: [Pass(V), Pass(2 * V)] for key in work}
+    return Case(f"embed_pool {c} bfloat16", make, work, passes, unit=2.0**-8)
 
 
 def frames_case(size: Size) -> Case:
@@ -247,7 +290,9 @@ def frames_case(size: Size) -> Case:
         v = size.draw(3, 2)
         return Problem(lambda: symmetric_frames(v), lambda: symmetric_frame(*v.unbind(-1)), [v])
 
-    return Case("symmetric_frames", make, [Pass(60 * N)], [Pass(84 * N)])
+    work = {"forward": Work(60 * N), "backward": Work(84 * N)}
+    passes = {"forward": [Pass(60 * N)], "backward": [Pass(84 * N)]}
+    return Case("symmetric_frames", make, work, passes)
 
 
 def point_products_case(size: Size, c: int, d: int) -> Case:
@@ -271,8 +316,16 @@ def point_products_case(size: Size, c: int, d: int) -> Case:
         return Problem(fused, plain, [x, *weights])
 
     bytes_, products = 2 * (2 * c + d) * N, 2 * c * (c + d) * N
-    passes = [Pass(bytes_, 0, products)], [Pass(bytes_ + 2 * c * N, 0, 2 * products)]
-    return Case(f"point_products {c} to {d} bfloat16", make, *passes, unit=2.0**-8)
+    back = bytes_ + 2 * c * N
+    work = {
+        "forward": Work(bytes_, products, PRODUCTS),
+        "backward": Work(back, 2 * products, PRODUCTS),
+    }
+    passes = {
+        "forward": [Pass(bytes_, 0, products)],
+        "backward": [Pass(back, 0, 2 * products)],
+    }
+    return Case(f"point_products {c} to {d} bfloat16", make, work, passes, unit=2.0**-8)
 
 
 def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
@@ -302,9 +355,19 @@ def edge_max_case(size: Size, d: int, *, frame: bool = False) -> Case:
             [u, w, *norm.parameters()],
         )
 
-    forward = [Pass(first * column + index, gathers), Pass(2 * column)]
-    backward = [Pass(2 * column), Pass(last * column + index, gathers * (1 if frame else 2))]
-    return Case(f"{'frame_conv' if frame else 'edge_max'} {d}", make, forward, backward)
+    given, operations = (3 * column, 12) if frame else (2 * column, 7)  # of a channel of an edge
+    work = {
+        "forward": Work(given + column + index, operations * d * k * N),
+        "backward": Work(2 * given + column + index, operations * d * k * N),
+    }
+    passes = {
+        "forward": [Pass(first * column + index, gathers), Pass(2 * column)],
+        "backward": [
+            Pass(2 * column),
+            Pass(last * column + index, gathers * (1 if frame else 2)),
+        ],
+    }
+    return Case(f"{'frame_conv' if frame else 'edge_max'} {d}", make, work, passes)
 
 
 def vector_losses_case(size: Size) -> Case:
@@ -328,9 +391,15 @@ def vector_losses_case(size: Size) -> Case:
 
         return Problem(lambda: torch.stack(vector_losses(v, index)), plain, [v])
 
-    forward = [Pass(bytes_, gathers, 300 * k * N, INSTRUCTIONS)]
-    backward = [Pass(bytes_ + 72 * N, 2 * gathers, 900 * k * N, INSTRUCTIONS)]
-    return Case("vector_losses", make, forward, backward)
+    work = {
+        "forward": Work(bytes_, 200 * k * N),
+        "backward": Work(bytes_ + 24 * N, 400 * k * N),
+    }
+    passes = {
+        "forward": [Pass(bytes_, gathers, 300 * k * N, INSTRUCTIONS)],
+        "backward": [Pass(bytes_ + 72 * N, 2 * gathers, 900 * k * N, INSTRUCTIONS)],
+    }
+    return Case("vector_losses", make, work, passes)
 
 
 def cases(size: Size) -> Iterator[Case]:
@@ -341,6 +410,7 @@ def cases(size: Size) -> Iterator[Case]:
     yield from (vn_edge_case(size, d) for d in sorted({*full.vector_widths, *light.vector_widths}))
     for d in (full.vector_embedding, light.vector_embedding):
         yield vn_point_case(size, d, shared=True)
+    yield vn_point_case(size, full.vector_embedding, shared=True, mean=True)
     for d in (full.vector_embedding, full.vector_embedding // 2, light.vector_embedding // 2):
         yield vn_point_case(size, d, shared=False)
     for config, precision, training in (
@@ -361,6 +431,7 @@ def cases(size: Size) -> Iterator[Case]:
         yield point_products_case(size, c, d)
     yield edge_max_case(size, full.widths[0], frame=True)
     yield from (edge_max_case(size, d) for d in dict.fromkeys(full.widths))
+    yield from launch_cases(size)
 
 
 def _padded(x: Tensor, channels: int) -> Tensor:

@@ -1,13 +1,15 @@
 """How a kernel alone is timed, against its plain specification and next to its floor.
 
-The floor of a kernel is the sum over its passes of the longest of three times: that of its bytes
-from and to device memory, that of its bytes from and to the L2 cache, and that of its operations,
-each at the rate of an H200.
+The floor of a pass is what no implementation can be below: its inputs read once and its outputs
+written once at the bandwidth of the memory, or its useful operations at the rate of the fastest
+units that have its precision, whichever takes longer; rates are those of NVIDIA's data sheet for an
+H200. Beside it stands what the kernels' own algorithm would take, pass by pass, at rates that are
+reached in practice: this tells how much of the distance is the algorithm's. It is an estimate and
+no bound, since a multiprocessor's own cache serves some of what it counts for the L2 cache.
 
 Forward and backward passes are recorded as CUDA graphs and replayed many times in a row, the way
 that a recorded training step runs them: launching from Python would take longer than most of them
-run. Inputs that fit the L2 cache stay there from one replay to the next, in the table as in a step,
-so a small kernel can come out below the floor of its bytes.
+run. Inputs that fit the L2 cache stay there from one replay to the next, in the table as in a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,42 +20,91 @@ from timing import Replayed, measure
 from torch import Tensor
 from torch.nn import functional as F
 
-MEMORY = 4.3e12  # bytes a second
-CACHE = 5.5e12  # of the second level; what a multiprocessor holds itself comes faster
-PRODUCTS = 4e14  # operations a second on tensor cores, in bfloat16
+# of an H200, by its data sheet
+MEMORY = 4.8e12  # bytes a second
+PRODUCTS = 9.89e14  # operations a second on tensor cores, in bfloat16 or half precision
+ARITHMETIC = 6.7e13  # operations a second in float32, elsewhere
+# of an H200, in practice
+REACHED_MEMORY = 4.3e12
+CACHE = 5.5e12  # bytes a second of the second level; what a multiprocessor holds comes faster
+REACHED_PRODUCTS = 4e14
 INSTRUCTIONS = 2.8e13  # of all lanes
 TRIES = 5  # of other roundings of the inputs
 
-# Why a kernel takes more than three times its floor, by words of its name and pass; the first that
-# fits counts.
+LAUNCH = "a launch: it alone takes a few us, and there is next to nothing to do"
+# Why a pass takes more than three times its floor, by words of its kernel's name and its own; the
+# first that fits counts.
 REASONS = {
-    "rpr_conv tf32x3 backward": "float32 products without tensor cores, at half the rate of the "
-    "floor: three TF32 products need more registers than there are, and took twice this time; the "
-    "widest layer is slower than plain code, and kept since it stores no edges",
-    "rpr_conv": "between products every channel of every edge passes batch norm, ReLU and sums, or "
-    "their derivatives, in registers; two programs of four warps fill those of a multiprocessor, "
-    "too few to hide one part of the work behind another",
+    "knn coordinates": "the selection: about 1,300 instructions of a warp find the k nearest of a "
+    "row, and many of them wait for others",
+    "knn": "distances are written and read again, some rows at a time, by way of the L2 cache, and "
+    "about 1,000 instructions of a warp select the k nearest of a row",
+    "vn_edge_conv backward": "every edge gathers vectors and directions from the caches, once for "
+    "the sums of the batch norm and once for the gradients, and adds as many atomically: at k = 20 "
+    "that is 13 times the bytes of the floor",
+    "vn_edge_conv": "every edge gathers vectors from the caches for the statistics of the batch, "
+    "then again with directions for the output: at k = 20 that is 12 times the bytes of the floor",
+    "vn_norm_act": "the statistics of the batch come before the output, so vectors are read twice; "
+    "small tensors wait for several launches besides",
+    "vn_norm_act_mean": "the statistics of the batch come before the output, and that before its "
+    "mean: vectors are read three times",
+    "rpr_conv tf32x3 backward": "float32 products without tensor cores, at 0.4 of the rate of the "
+    "floor: three TF32 products need more registers than there are, and took twice this time; they "
+    "are taken again for what was not stored, and stored edges go through memory; the widest layer "
+    "is slower than plain code, and kept since it stores fewer edges",
+    "rpr_conv evaluation": "edges go through memory between products that do not fit a program "
+    "together; in registers, every channel of every edge passes batch norm and ReLU, with too few "
+    "programs on a multiprocessor to hide this behind the products",
+    "rpr_conv": "batch norm needs the statistics of all edges before its output exists, so the "
+    "edges of every stage go through memory; between products every channel of every edge passes "
+    "batch norm, ReLU and sums, or their derivatives, in registers, and two programs of four warps "
+    "fill those of a multiprocessor, too few to hide one part of the work behind another",
+    "embed_pool": "the statistics of the batch, or the sums of its gradient, come before the "
+    "output, and the features do not fit the L2 cache: they are read twice",
     "vector_losses": "latency: a program waits for its indices, then for the vectors of k "
     "neighbours, and has nothing else to do; then one program adds all sums",
-    "symmetric_frames": "latency: the least that a launch takes is several times so small a floor",
+    "symmetric_frames": LAUNCH,
     "point_products": "launches: weights are packed, torch takes two products (four on the way "
     "back), and the benchmark joins them to compare; each takes at least a few us",
-    "frame_conv": "about ten instructions for every channel of every edge (15 us), which the floor "
-    "of its bytes leaves out",
+    "frame_conv": "about ten instructions for every channel of every edge (15 us); the maxima are "
+    "written, and read again when the statistics of the batch are known",
+    "edge_max backward": "every edge gathers a number a channel from the L2 cache for the part of "
+    "the gradient that comes from the statistics, and adds one atomically: at k = 20 eight times "
+    "the bytes of the floor",
+    "edge_max": "every edge gathers a number a channel from the L2 cache: at k = 20 seven times "
+    "the bytes of the floor",
+    "norm_act": LAUNCH,
+    "cross_entropy": LAUNCH,
+    "pack_edges": LAUNCH,
+    "pack_layer": LAUNCH,
+    "pack_halves": LAUNCH,
 }
 
 
+class Work(NamedTuple):
+    """What any implementation of a pass must do."""
+
+    memory: float
+    """Bytes of its inputs and outputs."""
+    operations: float = 0.0
+    rate: float = ARITHMETIC
+
+    def seconds(self) -> float:
+        """Return the least time."""
+        return max(self.memory / MEMORY, self.operations / self.rate)
+
+
 class Pass(NamedTuple):
-    """What one pass of a kernel must move and compute."""
+    """What one pass over the data, of those that a kernel takes, moves and computes."""
 
     memory: float
     cache: float = 0.0
     operations: float = 0.0
-    rate: float = PRODUCTS
+    rate: float = REACHED_PRODUCTS
 
     def seconds(self) -> float:
-        """Return the least time."""
-        return max(self.memory / MEMORY, self.cache / CACHE, self.operations / self.rate)
+        """Estimate the time."""
+        return max(self.memory / REACHED_MEMORY, self.cache / CACHE, self.operations / self.rate)
 
 
 class Size(NamedTuple):
@@ -85,8 +136,10 @@ class Case(NamedTuple):
 
     name: str
     make: Callable[[Size], Problem]
-    forward: Sequence[Pass]
-    backward: Sequence[Pass] = ()
+    work: dict[str, Work]
+    """By pass: "forward" and, where there is one, "backward"."""
+    passes: dict[str, Sequence[Pass]]
+    """What the chosen algorithm makes of each."""
     unit: float = 2.0**-23
     """Of the last place of the numbers it stores or multiplies."""
     chosen: float = 1e-2
@@ -121,13 +174,9 @@ def time_case(case: Case, size: Size, budget: float = 0.1) -> list[dict[str, Any
     }
     unit = _unit_off(problem, cotangents, plain.gradients) if problem.inputs else None
     rows = []
-    for name, passes in {"forward": case.forward, "backward": case.backward}.items():
-        if not passes:
-            continue
-        least = sum(p.seconds() for p in passes)
+    for name, work in case.work.items():
+        least = work.seconds()
         over = fused.seconds[name] / least
-        said = {*case.name.replace(",", "").split(), name}
-        reasons = [text for words, text in REASONS.items() if said.issuperset(words.split())]
         rows.append(
             {
                 "kernel": case.name,
@@ -137,13 +186,20 @@ def time_case(case: Case, size: Size, budget: float = 0.1) -> list[dict[str, Any
                 "speed-up": plain.seconds[name] / fused.seconds[name],
                 "floor us": 1e6 * least,
                 "over floor": over,
+                "algorithm us": 1e6 * sum(p.seconds() for p in case.passes[name]),
                 "difference": errors[name],
                 "plain, inputs a unit off": unit if name == "backward" else None,
                 "launch": fused.launch if fused.launch == plain.launch else "mixed",
-                "why over 3": reasons[0] if reasons and over > 3 else "",
+                "why over 3": reason(case.name, name) if over > 3 else "",
             }
         )
     return rows
+
+
+def reason(kernel: str, name: str) -> str:
+    """Return why a pass of a kernel takes more than three times its floor; nothing if not known."""
+    said = {*kernel.replace(",", "").split(), name}
+    return next((text for words, text in REASONS.items() if said.issuperset(words.split())), "")
 
 
 def _unit_off(problem: Problem, cotangents: Sequence[Tensor], plain: Sequence[Tensor]) -> float:

@@ -30,7 +30,7 @@ points, d = 128)::
 
 and 4 k N of indices, for edges and gradients. du is written as zeros, then read and written, and
 once more if it is to be bf16. The gathers of `edge_max` come on top, from the L2 cache: s d k N for
-the edges, s d k N and f d k N of atomic additions for the gradients; they set its floor: 335 MB,
+the edges, s d k N and f d k N of atomic additions for the gradients; the most of all: 335 MB,
 then 670 MB at the size above, k = 20, float32. `frame_conv` gathers 12 bytes an edge.
 
 A width may be padded, so that products and rows are aligned: channels beyond those of the batch

@@ -4,7 +4,7 @@ The specification is `locotrans.geometry.neighbors`, tie rule included; neighbou
 Distances of features (`knn_features`) are written to memory, some rows at a time; those of
 coordinates are made where they are needed, in the selection (`knn_select`).
 
-Floor, 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), the factors
+32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), the factors
 written and read (0.01 ms), 13 GFLOP of products in half precision (0.02 ms), the distances written
 and read (0.06 ms), about 1,000 instructions a row for the selection, by its machine code (0.04 ms).
 

@@ -23,9 +23,9 @@ with w = scale c2 rstd: its dense part is linear in the activation a, and e is n
 what S has of it is the same for all edges of a point, and is multiplied by W1 once a point. The
 other stages are in `rpr_backward`.
 
-Floor of a layer, per edge, with s bytes an entry of an edge tensor (2 for bfloat16), cv vector
-channels, c features in, h = c / 2, d out: bytes of device memory, multiply-adds, and what the L2
-cache serves besides::
+What the stages of a layer take, per edge, with s bytes an entry of an edge tensor (2 for bfloat16),
+cv vector channels, c features in, h = c / 2, d out: bytes of device memory, multiply-adds, and what
+the L2 cache serves besides::
 
     pose              s h              3 cv h         gathers 12 cv bytes
     kernel2           s (h + c)        h c            gathers 4 c

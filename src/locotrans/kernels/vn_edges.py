@@ -18,8 +18,8 @@ vector a point and channel: 33 MB for 32 clouds of 1,024 points, d = 85, float32
 
 The gathers come on top, from the L2 cache, where the rows of the clouds at work stay (2 MB each):
 3 d s k N for the statistics, 6 d s k N for every other pass, and 24 d k N for the atomic additions
-to du. They set the floor: at that size 0.67 GB for the statistics and 1.34 GB each for the others,
-twice that for the gradients.
+to du. They are the most of all: at that size 0.67 GB for the statistics and 1.34 GB each for the
+others, twice that for the gradients.
 
 A width may be padded, so that products and rows are aligned: channels beyond those of the batch
 norm must be zero, give zero, and get a zero gradient.
