@@ -23,10 +23,10 @@ Times are medians, by CUDA events on a GPU, after a warm-up. Peak memory is torc
 reserved; on the CPU it is the process's, and what the pass added to it. Weights are those that a
 network starts with; for inference, batch norms have the statistics of some of the clouds. "from
 float64": how far logits are from those of plain code in float64, relative, the median over shapes
-(or points). Such a network is sensitive, since rounding decides on neighbours of features: plain
-float32 is as far. `precision.py` measures a trained one. A record is written only to the file that
---out names. Sections that are measured later join those that it holds already, if these are of the
-same commit and arguments.
+(or points). Such a network is sensitive: where rounding decides on a neighbour, logits of a shape
+move by percents, whatever computes it, and of few shapes the median is chance. `precision.py`
+measures a trained one. A record is written only to the file that --out names. Sections that are
+measured later join those that it holds already, if these are of the same commit and arguments.
 """
 
 import argparse
