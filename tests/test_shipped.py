@@ -31,7 +31,7 @@ def test_every_file_has_its_description_and_card(name):
 def test_a_name_in_the_place_of_a_file_is_explained(capsys):
     with pytest.raises(SystemExit):
         main(["eval", PARTS, "--data", "builtin"])
-    assert "weights of that name come with locotrans: eval --pretrained" in capsys.readouterr().err
+    assert "of that name come with locotrans: eval has --pretrained" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -139,18 +139,24 @@ def rounded_vectors(model):
             hook.remove()
 
 
+@torch.no_grad()
+def fit(model, *inputs):
+    """Give batch norms the statistics of a batch: or else all shapes get nearly the same logits."""
+    for module in model.modules():
+        if hasattr(module, "momentum"):
+            module.momentum = 1.0
+    with kernels("off"):
+        model.train()(*inputs)
+    return model.eval()
+
+
 @pytest.mark.parametrize("name", ["locotrans_dgcnn_partseg", "locotrans_dgcnn_partseg_light"])
 def test_segmenters_in_mixed_precision(name):
     torch.manual_seed(0)
-    model = create_model(name, 50, dropout=0.0).cuda().train()
+    model = create_model(name, 50, dropout=0.0).cuda()
     points = load_dataset("builtin", "test", shapes=8).points.cuda()
     category = torch.arange(8, device="cuda")
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm1d):
-            module.momentum = 1.0
-    with kernels("off"), torch.no_grad():
-        model(points, category)
-    model.eval()
+    fit(model, points, category)
     logits = {}
     with torch.no_grad():
         for setting in ("off", "auto"):
@@ -202,15 +208,11 @@ def test_symmetries_to_rounding(name):
     torch.manual_seed(0)
     model = create_model(NETWORKS[name]).cuda()
     points = load_dataset("builtin", "test", shapes=32).points.cuda()
-    for module in model.modules():
-        if hasattr(module, "momentum"):
-            module.momentum = 1.0
-    with kernels("off"), torch.no_grad():
-        model.train()(points)  # statistics that fit: or else all shapes get nearly the same logits
+    fit(model, points)
     errors = {}
     for setting in ("off", "auto"):
         with kernels(setting):
-            errors[setting] = changes_of_symmetries(model.eval(), points)
+            errors[setting] = changes_of_symmetries(model, points)
     print(name, errors)
     # the logits of a fresh network feel rounding, which chooses among near neighbours of features
     reflection, _ = (errors[setting].pop("reflection") for setting in ("auto", "off"))

@@ -127,27 +127,16 @@ def compare(function, layer, *given, device):
         assert error <= max(1e-4 * max(size, least), 3 * usual), f"{name}: {error:.1e}, {usual:.1e}"
 
 
+@pytest.mark.parametrize(("conv", "axes"), [(VNEdgeConv, (3,)), (EdgeConv, ())])
 @FEW
 @example(shape=ONE_POINT)
 @example(shape=MANY_NEIGHBORS)
 @given(shape=shapes())
-def test_vn_edge_conv(shape, device):
+def test_edge_conv(conv, axes, shape, device):
     torch.manual_seed(shape.seed)
     copies, neighbors = shape.copies(), shape.neighbors().to(device)
-    layer = used(VNEdgeConv(shape.c, shape.d), shape.training)
-    points = shape.points(3, shape.c)
-    compare(lambda layer, v: layer(v[:, copies], neighbors), layer, points, device=device)
-
-
-@FEW
-@example(shape=ONE_POINT)
-@example(shape=MANY_NEIGHBORS)
-@given(shape=shapes())
-def test_edge_conv(shape, device):
-    torch.manual_seed(shape.seed)
-    copies, neighbors = shape.copies(), shape.neighbors().to(device)
-    layer = used(EdgeConv(shape.c, shape.d), shape.training)
-    points = shape.points(shape.c)
+    layer = used(conv(shape.c, shape.d), shape.training)
+    points = shape.points(*axes, shape.c)
     compare(lambda layer, x: layer(x[:, copies], neighbors), layer, points, device=device)
 
 

@@ -107,7 +107,7 @@ def find_weights(target: Path) -> Path:
     if not target.exists():
         hint = "name the folder that `locotrans train --out` wrote, or a .safetensors file"
         if str(target) in list_pretrained():
-            hint = "weights of that name come with locotrans: eval --pretrained takes them"
+            hint = "weights of that name come with locotrans: eval has --pretrained for them"
         raise FileNotFoundError(f"{target}: there is no such run folder or weights file; {hint}")
     if not target.is_dir():
         return target
