@@ -166,13 +166,13 @@ def time_case(case: Case, size: Size, budget: float = 0.1) -> list[dict[str, Any
     with torch.no_grad():
         example = _tuple(problem.plain())
     cotangents = [torch.randn_like(x) for x in example if x.is_floating_point()]
+    unit = _unit_off(problem, cotangents) if problem.inputs else None
     plain = _time(problem.plain, problem.inputs, cotangents, size.device, budget)
     fused = _time(problem.fused, problem.inputs, cotangents, size.device, budget)
     errors = {
         "forward": _difference(fused.output, plain.output),
         "backward": _difference(fused.gradients, plain.gradients) if problem.inputs else 0.0,
     }
-    unit = _unit_off(problem, cotangents, plain.gradients) if problem.inputs else None
     rows = []
     for name, work in case.work.items():
         least = work.seconds()
@@ -202,20 +202,26 @@ def reason(kernel: str, name: str) -> str:
     return next((text for words, text in REASONS.items() if said.issuperset(words.split())), "")
 
 
-def _unit_off(problem: Problem, cotangents: Sequence[Tensor], plain: Sequence[Tensor]) -> float:
+def _unit_off(problem: Problem, cotangents: Sequence[Tensor]) -> float:
     """Return how far the plain gradients move where inputs are a unit of the last place off.
 
     No gradient in float32 is determined better: where rounding chooses the maximum or the side of a
     ReLU, that is not to 1e-4. The worst of some tries, since single edges make it.
     """
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(_tuple(problem.plain()), problem.inputs, list(cotangents))
+
     given = [x.detach().clone() for x in problem.inputs]
-    errors = []
+    plain, errors = gradients(), []
     for _ in range(TRIES):
         with torch.no_grad():
             for x, x0 in zip(problem.inputs, given, strict=True):
                 x.copy_(x0 * (1 + 2.0**-23 * torch.randn_like(x0).sign()))
-        moved = torch.autograd.grad(_tuple(problem.plain()), problem.inputs, list(cotangents))
-        errors.append(_difference(moved, plain))
+        errors.append(_difference(gradients(), plain))
+    with torch.no_grad():
+        for x, x0 in zip(problem.inputs, given, strict=True):
+            x.copy_(x0)
     return max(errors)
 
 
