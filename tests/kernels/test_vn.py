@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from interpreted import LONG
+from locotrans.geometry.products import float32_products
 from locotrans.nn.invariants import VNPooledInvariants
 from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, vn_leaky_relu
 
@@ -105,6 +106,40 @@ def test_edge_conv_of_equal_points(device, generator):
     v, neighbors = cloud(1, 10, 4, 3, generator)
     v = v[:, :1].expand(1, 10, 3, 3)  # no variance at all
     compare(used(VNEdgeConv(3, 5)), fused_edge_conv, v, neighbors, device=device)
+
+
+def round_factors(monkeypatch):
+    """Let torch's linear layers round what they multiply to 10 bits, as TF32 does."""
+    exact = F.linear
+
+    def rounded(x):
+        near = (x.detach().view(torch.int32) + 2**12 & -(2**13)).view(torch.float32)
+        return x + (near - x).detach()
+
+    monkeypatch.setattr(F, "linear", lambda x, w: exact(rounded(x), rounded(w)))
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "plain"])
+def test_first_edges_keep_small_weights_where_factors_are_rounded(
+    kernels, device, generator, monkeypatch
+):
+    layer = VNEdgeConv(1, 5)
+    with torch.no_grad():  # the edge of a point with itself is this times the point
+        layer.linear.weight[2, 1] = layer.direction.weight[3, 1] = 2e-4
+    v, neighbors = cloud(2, 30, 4, 1, generator)
+    neighbors[:, :, 0] = torch.arange(30)
+    exact = outcome(lambda f, *x: f(*x), copy.deepcopy(layer).double(), v.double(), neighbors)
+    layer, v, neighbors = layer.to(device), v.to(device), neighbors.to(device)
+    monkeypatch.setattr("locotrans.nn.vn.use_kernels", lambda _: kernels)
+    if device == "cpu":
+        round_factors(monkeypatch)
+    with float32_products("high"):
+        lost = outcome(fused_edge_conv, copy.deepcopy(layer), v, neighbors)
+        kept = outcome(lambda f, *x: f(*x), layer, v, neighbors)
+    for name, expected in exact.items():
+        assert_same(kept[name], expected, 1e-2)
+    apart = (lost["linear.weight"].detach().cpu() - exact["linear.weight"]).abs().max()
+    assert apart > 100 * exact["linear.weight"].abs().max()
 
 
 @pytest.mark.parametrize("zero", ["points", "vectors", "directions"])

@@ -213,11 +213,13 @@ class VNEdgeConv(nn.Module):
         # one product and one gather serve the vectors and their directions
         parts = [self.linear.weight, self.direction.weight]
         if use_kernels(v):
-            from locotrans.kernels.vn_edges import vn_edge_conv
+            from locotrans.kernels.vn_edges import one_vector_products, vn_edge_conv
             from locotrans.kernels.vn_weights import pack_edges
 
-            filled, _ = fill_channels(v, self.linear.in_features // 2)
-            uw = F.linear(filled.flatten(0, 1), pack_edges(*parts))
+            channels = self.linear.in_features // 2
+            filled, _ = fill_channels(v, channels)
+            products = one_vector_products if channels == 1 else F.linear
+            uw = products(filled.flatten(0, 1), pack_edges(*parts))
             out = vn_edge_conv(uw, index, self.norm.norm.statistics()).unflatten(0, v.shape[:2])
             return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.norm.norm.training):
