@@ -51,36 +51,22 @@ CHANNELS = 32
 WARPS = 4
 
 
-class _OneVector(torch.autograd.Function):
-    """`one_vector_products` and its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, v: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(v, weight)
-        return v[..., :1] * weight[:, 0]
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
-        v, weight = ctx.saved_tensors
-        dv = grad @ weight if ctx.needs_input_grad[0] else None
-        return dv, grad.flatten(0, -2).mT @ v.flatten(0, -2)
-
-
 def one_vector_products(
     v: Float[Tensor, "n 3 c8"], weight: Float[Tensor, "e c8"]
 ) -> Float[Tensor, "n 3 e"]:
-    """Return the products of packed weights with the one vector of a point, each rounded once.
+    """Return the products of packed weights with the one vector of a point, in true float32.
 
     The edge of a point with itself is ``u_r + w_r = W2 v_r``, a sum in which W1 cancels. Where the
-    factors are rounded (TF32), a small W2 is lost in it, the vector of length zero that remains has
-    a gradient of 1 / eps, and one step of training destroys the channel.
+    factors are rounded (TF32), a small W2 can be lost in it: vectors of length zero remain, with a
+    gradient of 1 / eps, and one step of training throws the weights of the channel far away.
+    Backward, the gradient of such an edge is long and nearly across v_r, and cancels in the same
+    way.
 
     Args:
         v: the vectors, and zeros behind them.
         weight: the weights, of which the first column counts.
     """
-    return _OneVector.apply(v, weight)
+    return v[..., :1] * weight[:, 0]
 
 
 class _EdgeConv(torch.autograd.Function):

@@ -32,7 +32,8 @@ def edge_products(
         ``W1 x`` and ``(W2 - W1) x``.
     """
     w1, w2 = weight.chunk(2, dim=-1)
-    if w1.shape[-1] == 1:  # not by TF32: see `locotrans.kernels.vn_edges.one_vector_products`
+    # one channel: not by TF32, see `locotrans.kernels.vn_edges.one_vector_products`
+    if x.shape[-1] == w1.shape[-1] == 1:
         return x * w1.mT, x * (w2 - w1).mT
     return F.linear(x, w1), F.linear(x, w2 - w1)
 
