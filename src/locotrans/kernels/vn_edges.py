@@ -51,24 +51,6 @@ CHANNELS = 32
 WARPS = 4
 
 
-def one_vector_products(
-    v: Float[Tensor, "n 3 c8"], weight: Float[Tensor, "e c8"]
-) -> Float[Tensor, "n 3 e"]:
-    """Return the products of packed weights with the one vector of a point, in true float32.
-
-    The edge of a point with itself is ``u_r + w_r = W2 v_r``, a sum in which W1 cancels. Where the
-    factors are rounded (TF32), a small W2 can be lost in it: vectors of length zero remain, with a
-    gradient of 1 / eps, and one step of training throws the weights of the channel far away.
-    Backward, the gradient of such an edge is long and nearly across v_r, and cancels in the same
-    way.
-
-    Args:
-        v: the vectors, and zeros behind them.
-        weight: the weights, of which the first column counts.
-    """
-    return v[..., :1] * weight[:, 0]
-
-
 class _EdgeConv(torch.autograd.Function):
     """`vn_edge_conv` and its derivative."""
 

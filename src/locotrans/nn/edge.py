@@ -32,10 +32,23 @@ def edge_products(
         ``W1 x`` and ``(W2 - W1) x``.
     """
     w1, w2 = weight.chunk(2, dim=-1)
-    # one channel: not by TF32, see `locotrans.kernels.vn_edges.one_vector_products`
-    if x.shape[-1] == w1.shape[-1] == 1:
-        return x * w1.mT, x * (w2 - w1).mT
-    return F.linear(x, w1), F.linear(x, w2 - w1)
+    return multiply(x, w1), multiply(x, w2 - w1)
+
+
+def multiply(
+    x: Shaped[Tensor, "*batch c"], weight: Float[Tensor, "d c"]
+) -> Shaped[Tensor, "*batch d"]:
+    """Return ``W x`` of every point; of one channel number by number, in true float32.
+
+    The edge of a point with itself is ``W1 x + (W2 - W1) x``, a sum in which W1 cancels. With one
+    channel and factors that are rounded (TF32), a small W2 can be lost in it at all points at once:
+    vectors of length zero remain, with a gradient of 1 / eps, and one step of training throws the
+    weights of the channel far away. Backward, the gradient of such an edge is long and nearly
+    across x, and cancels in the same way.
+    """
+    if x.shape[-1] == weight.shape[-1] == 1:
+        return x * weight.mT
+    return F.linear(x, weight)
 
 
 def by_rows(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length
 from locotrans.kernels import use_kernels, use_loops
-from locotrans.nn.edge import SLOPE, by_rows, edge_products
+from locotrans.nn.edge import SLOPE, by_rows, edge_products, multiply
 from locotrans.nn.norm import BatchNorm
 
 EPS = 1e-6
@@ -213,13 +213,15 @@ class VNEdgeConv(nn.Module):
         # one product and one gather serve the vectors and their directions
         parts = [self.linear.weight, self.direction.weight]
         if use_kernels(v):
-            from locotrans.kernels.vn_edges import one_vector_products, vn_edge_conv
+            from locotrans.kernels.vn_edges import vn_edge_conv
             from locotrans.kernels.vn_weights import pack_edges
 
-            channels = self.linear.in_features // 2
-            filled, _ = fill_channels(v, channels)
-            products = one_vector_products if channels == 1 else F.linear
-            uw = products(filled.flatten(0, 1), pack_edges(*parts))
+            x, weight, channels = v, pack_edges(*parts), self.linear.in_features // 2
+            if channels == 1:
+                x, weight = narrow(x, 1), weight[:, :1]
+            else:
+                x, _ = fill_channels(x, channels)
+            uw = multiply(x.flatten(0, 1), weight)
             out = vn_edge_conv(uw, index, self.norm.norm.statistics()).unflatten(0, v.shape[:2])
             return out if wide else narrow(out, self.linear.out_features)
         if use_loops(v, training=self.norm.norm.training):

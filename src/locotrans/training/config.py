@@ -27,7 +27,7 @@ AT_LEAST_ONE = ("points", "epochs", "scale")
 BELOW_ONE = ("smoothing", "momentum", "averaging", "validation")
 NOT_NEGATIVE = (
     *BELOW_ONE,
-    *("lr", "final_lr", "warm_up", "weight_decay", "clip", "balance"),
+    *("lr", "final_lr", "warm_up", "weight_decay", "balance"),
     *("orthogonality_weight", "consistency_weight"),
     *("shift", "seed", "evaluate_every", "checkpoint_seconds", "decay_every", "decay"),
 )
@@ -92,9 +92,6 @@ class TrainConfig:
     """Momentum of SGD, or the first beta of AdamW (the second is 0.999)."""
     weight_decay: float = 1e-4
     """Weight decay, of all parameters: added to the gradient (sgd) or decoupled from it (adamw)."""
-    clip: float = 0.0
-    """Largest length of the gradient of all parameters together; a longer one is shortened to it.
-    0: any."""
     averaging: float = 0.0
     """Decay, a step, of a moving average of the weights, such as 0.999; the average is what is
     evaluated and stored as the result, with batch norms that saw up to 100 batches as it is. 0: the

@@ -92,8 +92,6 @@ class Step:
         with float32_products(self._products):
             figures = self._losses(points, labels, given)
             figures["total"].backward()
-        if self.config.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
         values = torch.stack([x.detach().float() for x in figures.values()])
         return list(figures), mean_over_processes(values)
