@@ -22,6 +22,7 @@ import compare
 import fuzz_readers
 import index_shapes
 import kernel_timing
+import learning
 import network_timing
 import numerics
 import precision
@@ -397,6 +398,29 @@ def test_precision(tmp_path):
     assert max(row["logits, median"] for row in rows) < 1e-4
     assert all(row["logits, median"] <= row["logits, 99%"] <= row["logits, worst"] for row in rows)
     assert plain["agreement, so3"] >= 0.9
+
+
+def test_learning_goes_on_and_tells_seeds_apart(tmp_path):
+    sizes = ["--shapes=40", "--test-shapes=20", "--points=24", "--epochs=1", "--batch-size=20"]
+    kept = ["--device=cpu", "--model=dgcnn", "--runs", str(tmp_path / "runs")]
+    first = learning.main([*sizes, *kept, "--seeds=1"])
+    out = tmp_path / "learning.json"
+    runs = learning.main([*sizes, *kept, "--seeds=2", "--out", str(out)])
+    assert runs[0] == first[0]  # to the second: it was not trained again
+    assert [(run["mode"], run["seed"]) for run in runs] == [("plain", 0), ("plain", 1)]
+    assert runs[0]["training loss"] != runs[1]["training loss"]
+    results = json.loads(out.read_text())["results"]
+    assert results["runs"] == runs
+    (row,) = results["modes"]
+    answers = [run["combined"] for run in runs]
+    assert row["accuracy"] == pytest.approx(sum(answers) / 2)
+    assert row["standard error"] == pytest.approx(abs(answers[0] - answers[1]) / 2)
+
+
+def test_learning_names_a_mode_that_is_none(capsys):
+    with pytest.raises(SystemExit):
+        learning.main(["--modes=plain,fast"])
+    assert "unknown mode 'fast'; known: plain, float32, mixed" in capsys.readouterr().err
 
 
 def test_alignment_finds_the_same_points_again():
