@@ -85,11 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--runs", type=Path, help="folder to keep the runs in (default: none)")
     record_arguments(parser)
     args = parser.parse_args(arguments)
-    modes = args.modes.split(",") if args.modes else list(MODES)
-    if unknown := [mode for mode in modes if mode not in MODES]:
-        parser.error(f"unknown mode {unknown[0]!r}; known: {', '.join(MODES)}")
-    if args.device.type != "cuda":
-        modes = ["plain"]
+    known = list(MODES) if args.device.type == "cuda" else ["plain"]
+    modes = args.modes.split(",") if args.modes else known
+    if others := [mode for mode in modes if mode not in known]:
+        parser.error(f"no mode {others[0]!r} on {args.device}; there: {', '.join(known)}")
     names = ("root", "rotation", "points", "epochs", "shapes", "test_shapes", "batch_size")
     settings = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     config = replace(base_config(args.preset, args.model), device=str(args.device), **settings)

@@ -417,10 +417,11 @@ def test_learning_goes_on_and_tells_seeds_apart(tmp_path):
     assert row["standard error"] == pytest.approx(abs(answers[0] - answers[1]) / 2)
 
 
-def test_learning_names_a_mode_that_is_none(capsys):
+@pytest.mark.parametrize("mode", ["fast", "mixed"])
+def test_learning_names_a_mode_that_there_is_not(mode, capsys):
     with pytest.raises(SystemExit):
-        learning.main(["--modes=plain,fast"])
-    assert "unknown mode 'fast'; known: plain, float32, mixed" in capsys.readouterr().err
+        learning.main([f"--modes=plain,{mode}", "--device=cpu"])
+    assert f"no mode '{mode}' on cpu; there: plain" in capsys.readouterr().err
 
 
 def test_alignment_finds_the_same_points_again():
