@@ -40,6 +40,24 @@ def test_leaky_relu_of_zero_direction_passes():
     assert torch.autograd.grad(out.sum(), v)[0].isfinite().all()
 
 
+def test_batch_norm_starts_without_turning_vectors_round():
+    norm, v = VNBatchNorm(4).double().train(), draw(2000, 3, 4)
+
+    def turned():
+        return ((norm(v) * v).sum(-2) < 0).double().mean()
+
+    def length_of_the_shortest():
+        return norm(v).norm(dim=-2).gather(0, v.norm(dim=-2).argmin(0, keepdim=True)).max()
+
+    assert turned() < 0.005
+    assert length_of_the_shortest() < 0.25
+    with torch.no_grad():  # as the authors' starts
+        norm.norm.weight.fill_(1)
+        norm.norm.bias.zero_()
+    assert turned() > 0.5
+    assert length_of_the_shortest() > 2
+
+
 def test_one_direction_for_all_channels():
     v, q = draw(6, 3, 4), draw(6, 3, 1, seed=1)
     torch.testing.assert_close(vn_leaky_relu(v, q), vn_leaky_relu(v, q.expand_as(v)))
@@ -49,6 +67,7 @@ def test_batch_norm_normalises_lengths_and_keeps_directions():
     norm = VNBatchNorm(4).double().train()
     with torch.no_grad():
         norm.norm.bias.copy_(torch.tensor([5.0, 6.0, 7.0, 8.0]))  # lengths are not negative
+        norm.norm.weight.fill_(1)
     v = draw(50, 3, 4)
     out = norm(v)
     torch.testing.assert_close(torch.cosine_similarity(out, v, dim=-2), torch.ones(50, 4).double())
