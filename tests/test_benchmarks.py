@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 import sys
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +15,8 @@ from torch import nn
 from locotrans import create_model
 from locotrans.data import load_dataset
 from locotrans.training.checkpoint import write_tensors
-from locotrans.training.config import to_json
+from locotrans.training.config import parse_options, to_json
+from locotrans.training.loop import Stopped
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -27,6 +30,7 @@ import network_timing
 import numerics
 import precision
 import predict_files
+import reproduce
 import retrieval
 import speed
 import timing
@@ -481,3 +485,43 @@ def test_reasons_go_by_name_and_pass(monkeypatch):
     case = kernel_timing.Case("double 2, float32", make, work, dict.fromkeys(work, ()))
     rows = kernel_timing.time_case(case, kernel_timing.Size(1, 3, 1, CPU), 0)
     assert [row["why over 3"] for row in rows] == ["once", "twice"]
+
+
+TINY = "--data builtin --shapes 40 --test-shapes 20 --points 24 --epochs 1 --batch-size 20"
+
+
+def test_reproduce_goes_on_until_every_run_is_measured(tmp_path, monkeypatch, capsys):
+    studies = {"modelnet40": {f"s{i}": f"--model dgcnn {TINY} --seed {i}" for i in range(2)}}
+    monkeypatch.setattr(reproduce, "STUDIES", studies)
+    common = ["modelnet40", "--device=cpu", "--precision=float32", "--out", str(tmp_path / "runs")]
+    common += ["--records", str(tmp_path / "records")]
+    assert reproduce.main([*common, "--stop-after=0"]) == 3
+    assert not (tmp_path / "records").exists()
+    assert reproduce.main([*common, "--only=s1"]) == 0
+    kept = tmp_path / "records" / "s1"
+    assert sorted(path.name for path in kept.iterdir()) == sorted(reproduce.KEPT)
+    assert json.loads((kept / "so3.json").read_text())["rotation"] == "so3"
+    capsys.readouterr()
+    assert reproduce.main([*common, "--list"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["s0"]
+
+
+@pytest.mark.parametrize("study", reproduce.STUDIES)
+def test_runs_that_are_reproduced_are_what_locotrans_trains(study, monkeypatch):
+    asked = []
+
+    def train(config, **_):
+        asked.append(config)
+        raise Stopped
+
+    monkeypatch.setattr("locotrans.training.train", train)
+    args = Namespace(
+        out=Path("runs"), root=None, device="cpu", precision="mixed", evaluate_every=10
+    )
+    for name, flags in reproduce.STUDIES[study].items():
+        assert not reproduce.reproduce(name, flags, args, deadline=math.inf)
+        config = asked[-1]
+        assert config.preset == flags.split()[1]
+        assert name.startswith(config.model)
+        assert create_model(config.model, 4, **parse_options(config.model, config.options))
+    assert len({str(config) for config in asked}) == len(reproduce.STUDIES[study])

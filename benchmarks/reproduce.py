@@ -1,0 +1,145 @@
+"""Train and measure what the paper's tables compare, run by run, as far as the time goes.
+
+    python benchmarks/reproduce.py modelnet40 --list
+    python benchmarks/reproduce.py modelnet40 --root DIR --out runs --stop-after 3600
+    python benchmarks/reproduce.py shapenetpart --root DIR --out runs --only "*_light_*"
+
+Each run is a folder of `locotrans train`, with its evaluations beside (``z.json``, ``so3.json``);
+`locotrans report runs/*` makes tables of them. Repeated, the command goes on: with the run that was
+cut, then with those that are missing. It ends with the status 3 where runs are left.
+"""
+
+import argparse
+import fnmatch
+import math
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from locotrans import cli
+from locotrans.cli.learn import STOPPED
+
+LIGHT, FULL = "locotrans_dgcnn_light", "locotrans_dgcnn"
+SEGMENTERS = ("locotrans_dgcnn_{}_light", "locotrans_dgcnn_{}", "dgcnn_{}", "vn_dgcnn_{}")
+ABLATED = {  # 60 epochs each
+    LIGHT: (
+        *("k=20", "k=10", "k=40", "frames=gram_schmidt", "frames=handcrafted"),
+        *("relative_pose=none", "relative_pose=coordinates", "relative_pose=handcrafted"),
+        "relative_pose=invariant",
+    ),
+    FULL: ("fusion=true", "fusion=false"),
+}
+KEPT = ("record.json", "metrics.jsonl", "z.json", "so3.json")  # what a table needs of a run
+
+
+def runs(preset: str, models: Sequence[str], flags: str = "", seeds: int = 1) -> dict[str, str]:
+    """Return the flags of `locotrans train` by the name of a run: about the up axis, in any pose.
+
+    Args:
+        preset: the recipe.
+        models: which networks.
+        flags: what departs from the recipe.
+        seeds: how many, from 0 on.
+    """
+    return {
+        f"{model}_{rotation}_s{seed}": (
+            f"--preset {preset} --model {model} --rotation {rotation} --seed {seed} {flags}"
+        )
+        for seed in range(seeds)
+        for rotation in ("z", "so3")
+        for model in models
+    }
+
+
+STUDIES: Mapping[str, Mapping[str, str]] = {
+    "modelnet40": {
+        **runs("modelnet40", [LIGHT], seeds=2),
+        **runs("modelnet40", [FULL, "vn_dgcnn", "dgcnn", "pointnet"]),
+        **{
+            f"{model}_{option.replace('=', '_')}": (
+                f"--preset modelnet40 --model {model} --rotation z --epochs 60 --options {option}"
+            )
+            for model, options in ABLATED.items()
+            for option in options
+        },
+    },
+    "shapenetpart": runs(
+        "shapenetpart", [name.format("partseg") for name in SEGMENTERS], "--epochs 100"
+    ),
+    "psb": runs("psb", [name.format("partseg") for name in SEGMENTERS]),
+    "s3dis": runs("s3dis_spheres", [name.format("semseg") for name in SEGMENTERS], "--epochs 60"),
+}
+
+
+def reproduce(name: str, flags: str, args: argparse.Namespace, deadline: float) -> bool:
+    """Train one network and measure it; return whether there was time for all of it."""
+    folder = args.out / name
+    given = [] if args.root is None else ["--root", str(args.root)]
+    given += ["--device", args.device]
+    left = deadline - time.monotonic()
+    limit = [] if left == math.inf else ["--stop-after", f"{max(left, 0):.1f}"]
+    settings = ["--precision", args.precision, "--evaluate-every", str(args.evaluate_every)]
+    try:
+        cli.main(["train", *shlex.split(flags), *settings, *given, *limit, "--out", str(folder)])
+    except SystemExit as end:
+        if end.code == STOPPED:
+            return False
+        raise
+    if args.exclude is not None:
+        given += ["--exclude", str(args.exclude)]
+    for rotation in ("z", "so3"):
+        result = folder / f"{rotation}.json"
+        if time.monotonic() >= deadline:
+            return False
+        if not result.exists():
+            json = ["--rotation", rotation, "--json", str(result)]
+            cli.main(["eval", str(folder), *json, *given])
+    return True
+
+
+def keep(folder: Path, records: Path) -> None:
+    """Copy the small files of a finished run, the last one last."""
+    records.mkdir(parents=True, exist_ok=True)
+    for file in KEPT:
+        shutil.copyfile(folder / file, records / file)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--list", action="store_true", help="print the runs that are left")
+    parser.add_argument("--only", default="*", help="pattern of the names of runs")
+    parser.add_argument("--root", type=Path, help="folder of the data set")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the run folders")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        help="folder that the small files of finished runs are copied to; what it has is not run",
+    )
+    parser.add_argument("--exclude", type=Path, help="as of `locotrans eval`")
+    parser.add_argument("--precision", default="mixed", choices=["float32", "mixed"])
+    parser.add_argument("--evaluate-every", type=int, default=10, help="epochs")
+    parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args(arguments)
+    deadline = time.monotonic() + args.stop_after
+    chosen = {k: v for k, v in STUDIES[args.study].items() if fnmatch.fnmatch(k, args.only)}
+    records = args.records or args.out
+    left = [name for name in chosen if not (records / name / KEPT[-1]).exists()]
+    if args.list:
+        print("\n".join(f"{name}: {chosen[name]}" for name in left))
+        return 0
+    for name in left:
+        print(f"== {name}", flush=True)
+        if time.monotonic() >= deadline or not reproduce(name, chosen[name], args, deadline):
+            return STOPPED
+        if args.records is not None:
+            keep(args.out / name, args.records / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
