@@ -22,13 +22,14 @@ from locotrans.losses import classification_losses
 
 MODELS = {"light": "locotrans_dgcnn_light", "full": "locotrans_dgcnn"}
 LOGIT_SEEDS = (0, 1, 2)
+TIED_SEEDS = (0, 1, 2, 3, 4, 5)
 SEEDS = {
     "frames": 0,
     "gradients": [0, 1],
     "logits": LOGIT_SEEDS,
     "centring": 0,
     "neighbours": 0,
-    "tied clouds": 0,
+    "tied clouds": TIED_SEEDS,
 }
 
 
@@ -91,8 +92,13 @@ def tie_rule(k: int = 20) -> list[Row]:
     return rows
 
 
-def tied_clouds(names: Sequence[str], size: int = 64, side: int = 6) -> list[Row]:
-    """How far rotations and another order of the points move the logits where distances tie."""
+def tied_clouds(
+    names: Sequence[str], size: int = 64, side: int = 6, seeds: Sequence[int] = TIED_SEEDS
+) -> list[Row]:
+    """How far rotations and another order of the points move the logits where distances tie.
+
+    Of several networks, that which is moved the most, and by rotations the least.
+    """
     R = random_rotations(3, generator=_generator(0), dtype=torch.float64)
     angle = 2 * torch.pi * torch.arange(size, dtype=torch.float64) / size
     ring = torch.stack([angle.cos(), angle.sin(), torch.zeros_like(angle)], dim=-1)
@@ -105,19 +111,22 @@ def tied_clouds(names: Sequence[str], size: int = 64, side: int = 6) -> list[Row
     }
     rows = []
     for name in names:
-        model, _ = _trained(name, 0, 2 * size, 1.0)
+        models = [_trained(name, seed, 2 * size, 1.0)[0] for seed in seeds]
         for dtype in (torch.float64, torch.float32):
-            model.to(dtype)
             for cloud, x in clouds.items():
                 order = torch.randperm(len(x), generator=_generator(0))
-                with torch.no_grad():
-                    logits = model(x[None].to(dtype)).logits
-                    turned = [model((x @ r.mT)[None].to(dtype)).logits for r in R]
-                    shuffled = model(x[None, order].to(dtype)).logits
+                turned, shuffled = [], []
+                for model in models:
+                    with torch.no_grad():
+                        model.to(dtype)
+                        logits = model(x[None].to(dtype)).logits
+                        moved = [model((x @ r.mT)[None].to(dtype)).logits for r in R]
+                        other = model(x[None, order].to(dtype)).logits
+                    turned.append(max(relative_error(y, logits) for y in moved))
+                    shuffled.append(relative_error(other, logits))
                 row: Row = {"network": name, "precision": str(dtype)[6:], "cloud": cloud}
-                row["moved by a rotation"] = max(relative_error(y, logits) for y in turned)
-                row["moved by a permutation"] = relative_error(shuffled, logits)
-                rows.append(row)
+                row |= {"moved by a rotation": max(turned), "least": min(turned)}
+                rows.append(row | {"moved by a permutation": max(shuffled)})
     return rows
 
 

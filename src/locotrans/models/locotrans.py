@@ -211,7 +211,7 @@ class LocoTrans(nn.Module):
     Degenerate: where neighbours are equally far, as on a regular grid, the order of the points
         chooses among them: another order moves the logits, by several percent and more, a rotation
         does not. In float32 features of the light network tie nearly on symmetric clouds, and a
-        rotation moves its logits by up to 8%. `docs/differences.md` has the figures.
+        rotation can move its logits by percents. `docs/differences.md` has the figures.
     """
 
     equivariant_type: type[EquivariantBranch] = EquivariantBranch
