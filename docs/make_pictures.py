@@ -78,14 +78,14 @@ def consistency(record):
     names = {"LocoTrans, Gram-Schmidt": "Gram-Schmidt", "LocoTrans": "LCRF"}
     figure, (axes,) = new_figure(1, 1, 4.8, 2.0)
     bars(axes, 2)
-    axes.set_ylim(-0.09, 0.45)
+    axes.set_ylim(-0.18, 0.8)
     for i, (key, name) in enumerate(names.items()):
         for j, (axis, color) in enumerate((("u1", RED), ("u2", GREEN))):
             value = record["frame_consistency"][key][axis]
             axes.bar(i + 0.36 * (j - 0.5), value, 0.32, color=color)
             text = f"$u_{j + 1}$  {value:.2f}"
             axes.text(i + 0.36 * (j - 0.5), value + 0.01, text, ha="center", fontsize=9)
-        axes.text(i, -0.04, name, ha="center", va="top", fontsize=11, color=INK)
+        axes.text(i, -0.07, name, ha="center", va="top", fontsize=11, color=INK)
     return figure
 
 
