@@ -101,10 +101,12 @@ def reproduce(name: str, flags: str, args: argparse.Namespace, deadline: float) 
 
 
 def keep(folder: Path, records: Path) -> None:
-    """Copy the small files of a finished run, the last one last."""
-    records.mkdir(parents=True, exist_ok=True)
+    """Copy the small files of a finished run, all of them or none."""
+    part = records.with_name(f"{records.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
     for file in KEPT:
-        shutil.copyfile(folder / file, records / file)
+        shutil.copyfile(folder / file, part / file)
+    part.rename(records)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
