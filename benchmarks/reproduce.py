@@ -4,9 +4,10 @@
     python benchmarks/reproduce.py modelnet40 --root DIR --out runs --stop-after 3600
     python benchmarks/reproduce.py shapenetpart --root DIR --out runs --only "*_light_*"
 
-Each run is a folder of `locotrans train`, with its evaluations beside (``z.json``, ``so3.json``);
-`locotrans report runs/*` makes tables of them. Repeated, the command goes on: with the run that was
-cut, then with those that are missing. It ends with the status 3 where runs are left.
+Each run is a folder of `locotrans train`, with its evaluations beside (``z.json``, ``so3.json``, of
+some ``perturb.json``); `locotrans report runs/*` makes tables of them. Repeated, the command goes
+on: with the run that was cut, then with those that are missing. It ends with the status 3 where
+there was no time for all runs, 2 where one failed.
 """
 
 import argparse
@@ -19,20 +20,30 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from locotrans import cli
 from locotrans.cli.learn import STOPPED
 
 LIGHT, FULL = "locotrans_dgcnn_light", "locotrans_dgcnn"
 SEGMENTERS = ("locotrans_dgcnn_{}_light", "locotrans_dgcnn_{}", "dgcnn_{}", "vn_dgcnn_{}")
+FREE = "--orthogonality-weight 0 --consistency-weight 0 --options frames=gram_schmidt"
 ABLATED = {  # 60 epochs each
-    LIGHT: (
-        *("k=20", "k=10", "k=40", "frames=gram_schmidt", "frames=handcrafted"),
-        *("relative_pose=none", "relative_pose=coordinates", "relative_pose=handcrafted"),
-        "relative_pose=invariant",
-    ),
-    FULL: ("fusion=true", "fusion=false"),
+    LIGHT: {
+        **{f"k_{k}": f"--options k={k}" for k in (20, 10, 40)},
+        "gram_schmidt": FREE,
+        "gram_schmidt_no_pose": f"{FREE} relative_pose=none",
+        "gram_schmidt_coordinates": f"{FREE} relative_pose=coordinates",
+        "handcrafted": "--options frames=handcrafted",
+        **{
+            f"pose_{pose}": f"--options relative_pose={pose}"
+            for pose in ("none", "coordinates", "handcrafted", "invariant")
+        },
+    },
+    FULL: {f"fusion_{x}": f"--options fusion={x}" for x in ("true", "false")},
 }
-KEPT = ("record.json", "metrics.jsonl", "z.json", "so3.json")  # what a table needs of a run
+PERTURBED = (f"{LIGHT}_z_s0", f"{FULL}_z_s0", f"{LIGHT}_k_20", f"{LIGHT}_gram_schmidt")
+FILES = ("record.json", "metrics.jsonl", "perturb.json", "z.json", "so3.json")  # for tables
 
 
 def runs(preset: str, models: Sequence[str], flags: str = "", seeds: int = 1) -> dict[str, str]:
@@ -59,11 +70,11 @@ STUDIES: Mapping[str, Mapping[str, str]] = {
         **runs("modelnet40", [LIGHT], seeds=2),
         **runs("modelnet40", [FULL, "vn_dgcnn", "dgcnn", "pointnet"]),
         **{
-            f"{model}_{option.replace('=', '_')}": (
-                f"--preset modelnet40 --model {model} --rotation z --epochs 60 --options {option}"
+            f"{model}_{name}": (
+                f"--preset modelnet40 --model {model} --rotation z --epochs 60 {flags}"
             )
-            for model, options in ABLATED.items()
-            for option in options
+            for model, ablations in ABLATED.items()
+            for name, flags in ablations.items()
         },
     },
     "shapenetpart": runs(
@@ -88,25 +99,26 @@ def reproduce(name: str, flags: str, args: argparse.Namespace, deadline: float) 
         if end.code == STOPPED:
             return False
         raise
-    if args.exclude is not None:
-        given += ["--exclude", str(args.exclude)]
+    commands = {"perturb": ["perturb", str(folder), *given]} if name in PERTURBED else {}
+    without = [] if args.exclude is None else ["--exclude", str(args.exclude)]
     for rotation in ("z", "so3"):
-        result = folder / f"{rotation}.json"
+        commands[rotation] = ["eval", str(folder), "--rotation", rotation, *given, *without]
+    for file, command in commands.items():
+        result = folder / f"{file}.json"
         if time.monotonic() >= deadline:
             return False
-        if not result.exists():
-            json = ["--rotation", rotation, "--json", str(result)]
-            cli.main(["eval", str(folder), *json, *given])
+        if not result.exists() or (without and file in ("z", "so3")):
+            cli.main([*command, "--json", str(result)])
     return True
 
 
 def keep(folder: Path, records: Path) -> None:
-    """Copy the small files of a finished run, all of them or none."""
-    part = records.with_name(f"{records.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
-    for file in KEPT:
-        shutil.copyfile(folder / file, part / file)
-    part.rename(records)
+    """Copy the small files of a finished run; the last one, which says that it is, last."""
+    records.mkdir(parents=True, exist_ok=True)
+    for file in FILES:
+        if (folder / file).exists():
+            shutil.copyfile(folder / file, records / f"{file}.part")
+            (records / f"{file}.part").replace(records / file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,25 +134,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder that the small files of finished runs are copied to; what it has is not run",
     )
     parser.add_argument("--exclude", type=Path, help="as of `locotrans eval`")
-    parser.add_argument("--precision", default="mixed", choices=["float32", "mixed"])
+    parser.add_argument(
+        "--precision",
+        default="mixed" if torch.cuda.is_available() else "float32",
+        choices=["float32", "mixed"],
+    )
     parser.add_argument("--evaluate-every", type=int, default=10, help="epochs")
     parser.add_argument("--stop-after", type=float, default=math.inf, help="seconds")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args(arguments)
-    deadline = time.monotonic() + args.stop_after
     chosen = {k: v for k, v in STUDIES[args.study].items() if fnmatch.fnmatch(k, args.only)}
+    if not chosen:
+        parser.error(f"no run of {args.study} is called {args.only!r}; --list names them")
+    if not args.stop_after >= 0:
+        parser.error(f"--stop-after must be at least 0 seconds, got {args.stop_after:g}")
+    if args.exclude is not None and not args.exclude.is_file():
+        parser.error(f"--exclude {args.exclude}: there is no such file")
+    deadline = time.monotonic() + args.stop_after
     records = args.records or args.out
-    left = [name for name in chosen if not (records / name / KEPT[-1]).exists()]
+    left = [name for name in chosen if not (records / name / FILES[-1]).exists()]
     if args.list:
         print("\n".join(f"{name}: {chosen[name]}" for name in left))
         return 0
+    failed = []
     for name in left:
         print(f"== {name}", flush=True)
-        if time.monotonic() >= deadline or not reproduce(name, chosen[name], args, deadline):
-            return STOPPED
+        try:
+            if time.monotonic() >= deadline or not reproduce(name, chosen[name], args, deadline):
+                return STOPPED
+        except SystemExit:  # whose reason is printed; the others can go on
+            failed.append(name)
+            continue
         if args.records is not None:
             keep(args.out / name, args.records / name)
-    return 0
+    if failed:
+        print("failed:", ", ".join(failed), file=sys.stderr)
+    return 2 if failed else 0
 
 
 if __name__ == "__main__":

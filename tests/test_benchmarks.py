@@ -17,6 +17,7 @@ from locotrans.data import load_dataset
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.loop import Stopped
+from locotrans.training.report import read_results, render
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
@@ -500,15 +501,41 @@ def test_reproduce_goes_on_until_every_run_is_measured(tmp_path, monkeypatch, ca
     assert not (tmp_path / "records").exists()
     assert reproduce.main([*common, "--only=s1"]) == 0
     kept = tmp_path / "records" / "s1"
-    assert sorted(path.name for path in kept.iterdir()) == sorted(reproduce.KEPT)
+    assert {path.name for path in kept.iterdir()} == {*reproduce.FILES} - {"perturb.json"}
     assert json.loads((kept / "so3.json").read_text())["rotation"] == "so3"
     capsys.readouterr()
     assert reproduce.main([*common, "--list"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["s0"]
 
 
-@pytest.mark.parametrize("study", reproduce.STUDIES)
-def test_runs_that_are_reproduced_are_what_locotrans_trains(study, monkeypatch):
+def test_reproduce_goes_past_a_run_that_fails(tmp_path, monkeypatch, capsys):
+    studies = {"modelnet40": {"a": f"--model dgcnn {TINY}", "b": f"--model dgcnn {TINY}"}}
+    monkeypatch.setattr(reproduce, "STUDIES", studies)
+    monkeypatch.setattr(reproduce, "PERTURBED", ("b",))
+    common = ["modelnet40", "--device=cpu", "--out", str(tmp_path)]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"damaged")
+    assert reproduce.main(common) == 2
+    assert "failed: a" in capsys.readouterr().err
+    assert {"perturb.json", "z.json", "so3.json"} <= {p.name for p in (tmp_path / "b").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--only=nothing*", "no run of psb is called 'nothing*'"),
+        ("--stop-after=-5", "--stop-after must be at least 0 seconds, got -5"),
+        ("--exclude=gone.txt", "--exclude gone.txt: there is no such file"),
+    ],
+)
+def test_reproduce_refuses(argument, message, capsys):
+    with pytest.raises(SystemExit):
+        reproduce.main(["psb", argument])
+    assert message in capsys.readouterr().err
+
+
+def asked_of_train(study, monkeypatch):
+    """Return the settings of the runs of a study, by name."""
     asked = []
 
     def train(config, **_):
@@ -516,13 +543,35 @@ def test_runs_that_are_reproduced_are_what_locotrans_trains(study, monkeypatch):
         raise Stopped
 
     monkeypatch.setattr("locotrans.training.train", train)
-    args = Namespace(
-        out=Path("runs"), root=None, device="cpu", precision="mixed", evaluate_every=10
-    )
+    given = {"root": None, "device": "cpu", "precision": "mixed", "evaluate_every": 10}
+    args = Namespace(out=Path("runs"), **given)
     for name, flags in reproduce.STUDIES[study].items():
         assert not reproduce.reproduce(name, flags, args, deadline=math.inf)
-        config = asked[-1]
-        assert config.preset == flags.split()[1]
+    return dict(zip(reproduce.STUDIES[study], asked, strict=True))
+
+
+@pytest.mark.parametrize("study", reproduce.STUDIES)
+def test_runs_that_are_reproduced_are_what_locotrans_trains(study, monkeypatch):
+    asked = asked_of_train(study, monkeypatch)
+    for name, config in asked.items():
+        assert config.preset == reproduce.STUDIES[study][name].split()[1]
         assert name.startswith(config.model)
         assert create_model(config.model, 4, **parse_options(config.model, config.options))
-    assert len({str(config) for config in asked}) == len(reproduce.STUDIES[study])
+    assert len({str(config) for config in asked.values()}) == len(asked)
+
+
+def test_ablations_fill_their_tables(tmp_path, monkeypatch):
+    figures = {"overall_accuracy": 0.9, "class_accuracy": 0.8, "rotation_agreement": 1.0}
+    measured = {"heads": {"combined": figures, "invariant": figures}, "rotation": "so3"}
+    measured |= {"data": "modelnet40:hdf5", "split": "test"}
+    files = []
+    for name, config in asked_of_train("modelnet40", monkeypatch).items():
+        if config.epochs == 60:
+            files.append(tmp_path / f"{name}.json")
+            files[-1].write_text(json.dumps({"config": to_json(config), "evaluation": measured}))
+    text = render(read_results(files)).split("but epochs 60")[1]
+    for table in ("4", "5", "6", "10"):
+        rows = text.split(f"### Tab. {table}:")[1].split("\n\n")[1].splitlines()[2:]
+        assert rows
+        for row in rows:
+            assert "90.00" in row.split("|")[-2], row  # the light network's

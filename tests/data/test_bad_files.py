@@ -145,6 +145,37 @@ def test_part_numbers_out_of_range(exported):
         load_dataset("shapenetpart", "test", root=root)
 
 
+def own_parts(folder, labels):
+    """Write a set of two shapes of one category in the text layout, each with these labels."""
+    (folder / "train_test_split").mkdir(parents=True)
+    (folder / "synsetoffset2category.txt").write_text("Thing 001\n")
+    for split in ("train", "val", "test"):
+        path = folder / "train_test_split" / f"shuffled_{split}_file_list.json"
+        path.write_text(json.dumps([f"shape_data/001/{split}"]))
+        rows = np.random.default_rng(0).normal(size=(len(labels), 7))
+        rows[:, 6] = labels
+        (folder / "001").mkdir(exist_ok=True)
+        np.savetxt(folder / "001" / f"{split}.txt", rows)
+    return folder
+
+
+def test_points_without_a_label_among_parts(tmp_path):
+    some = own_parts(tmp_path / "some", [0, -1, 1, 1] * 10)
+    clouds = load_dataset("shapenetpart:normal", "test", root=some, points=40)
+    assert clouds.part_names == ("Thing/1", "Thing/2")
+    assert sorted(clouds.parts.unique().tolist()) == [-1, 0, 1]
+    none = own_parts(tmp_path / "none", [-1] * 40)
+    with pytest.raises(ValueError, match="no point of any shape has a label; all of them are -1"):
+        load_dataset("shapenetpart:normal", "test", root=none, points=8)
+
+
+@pytest.mark.parametrize("number", [12.4, 100_000, -2, float("nan")])
+def test_numbers_that_are_no_parts_are_refused_wherever_they_stand(tmp_path, number):
+    root = own_parts(tmp_path, [0] * 39 + [number])
+    with pytest.raises(ValueError, match=r"\.txt.*(part numbers are whole, from 0 to|nan)"):
+        load_dataset("shapenetpart:normal", "test", root=root, points=2)
+
+
 def test_the_shape_with_an_unknown_part_or_category_is_named(exported):
     root = exported("shapenetpart:hdf5")
     path = next(root.rglob("ply_data_test0.h5"))

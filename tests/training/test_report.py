@@ -65,6 +65,19 @@ def section(text, title):
     return {row[0].strip(): [c.strip() for c in row[1:]] for row in cells}
 
 
+def test_a_run_folder_gives_its_evaluations_too(shelf, tmp_path):
+    record, evaluated, files = shelf
+    record(FULL, 0.91)
+    evaluated(FULL, {**evaluation(0.93, "z"), "model": FULL})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for file, name in zip(files, ("record.json", "z.json"), strict=True):
+        file.rename(folder / name)
+    (folder / "config.json").write_text(json.dumps(settings(FULL)))
+    row = section(report([folder]), "Tab. 1:")["LocoTrans"]
+    assert row == ["91.6", "93.00", "91.6", "91.00", "91.5", ""]
+
+
 def test_cells_come_from_their_own_records(shelf):
     record, evaluated, files = shelf
     record(FULL, 0.91, seed=0)

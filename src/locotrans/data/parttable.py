@@ -70,7 +70,7 @@ class PartTable:
     def foreign_notes(
         self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"], ids: Sequence[str] = ()
     ) -> list[str]:
-        """Say how many shapes have points on a part of another category.
+        """Say how many shapes have points on a part of another category; -1 is no label.
 
         Args:
             labels: The categories of shapes.
@@ -80,11 +80,11 @@ class PartTable:
         Raises:
             ValueError: for a number that is no category or no part; it names the shape.
         """
-        for what, values, size in (
-            ("category", labels[:, None], len(self.categories)),
-            ("part", parts, len(self.part_names)),
+        for what, values, size, least in (
+            ("category", labels[:, None], len(self.categories), 0),
+            ("part", parts, len(self.part_names), -1),
         ):
-            wrong = (values < 0) | (values >= size)
+            wrong = (values < least) | (values >= size)
             if bool(wrong.any()):
                 row = int(wrong.any(1).nonzero()[0, 0])
                 shape = ids[row] if ids else f"shape {row}"
@@ -92,7 +92,8 @@ class PartTable:
                 raise ValueError(
                     f"{shape} has the {what} number {number}, expected 0 to {size - 1}; correct it"
                 )
-        foreign = int((~self.allowed[labels[:, None], parts]).any(1).sum())
+        known = self.allowed[labels[:, None], parts.clamp_min(0)]
+        foreign = int((~known & (parts >= 0)).any(1).sum())
         if not foreign:
             return []
         shapes = counted(foreign, "shape has", "shapes have")

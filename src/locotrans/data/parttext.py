@@ -1,6 +1,6 @@
 """The text layouts of part data: a folder per category, lists of the splits.
 
-"normal": ``<category>/<shape>.txt`` with x y z nx ny nz part. "pts":
+"normal": ``<category>/<shape>.txt`` with x y z nx ny nz part (-1: no label). "pts":
 ``<category>/points/<shape>.pts`` and ``<category>/points_label/<shape>.seg``, where parts count
 from 1 within their category.
 """
@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from locotrans.data.prepared import (
     resample,
 )
 
+MOST = 9_999  # part number: more than any set has, less than what a table of parts has room for
 Loaded = tuple[Clouds, Tensor, PartTable, tuple[str, ...], list[str]]
 
 
@@ -92,13 +94,29 @@ def _read(layout: str, paths: dict[str, Path], shapes: Sequence[str]) -> Ragged:
     def read(path: Path) -> Ragged:
         if layout == "normal":
             table = read_table(path, 7)
-            return Ragged.of(points=table[:, :3], normals=table[:, 3:6], parts=table[:, 6].round())
-        xyz, parts = read_table(path, 3), read_table(_labels_path(path), 1)[:, 0]
+            parts = _whole(path, table[:, 6])
+            return Ragged.of(points=table[:, :3], normals=table[:, 3:6], parts=parts)
+        labels = _labels_path(path)
+        xyz, parts = read_table(path, 3), _whole(labels, read_table(labels, 1)[:, 0])
         if len(xyz) != len(parts):
             raise ValueError(f"{path} has {len(xyz)} points, its .seg file {len(parts)} labels")
         return Ragged.of(points=xyz, parts=parts)
 
     return read_files([paths[shape] for shape in shapes], read)
+
+
+def _whole(path: Path, parts: np.ndarray) -> np.ndarray:
+    """Return the part numbers of a file, if that is what they are; -1 is a point without a label.
+
+    All points of the file are looked at, of which a data set may take some only.
+    """
+    wrong = (parts != parts.round()) | (parts < -1) | (parts > MOST)
+    if wrong.any():
+        raise ValueError(
+            f"{path} has the part number {parts[wrong][0]:g}; part numbers are whole, from 0 to "
+            f"{MOST:,}, or -1 for a point without a label"
+        )
+    return parts
 
 
 def _category(table: PartTable, folder: Path, synset: str) -> int:
@@ -115,6 +133,9 @@ def _table_from_files(folder: Path, ragged: Ragged, categories: Sequence[str]) -
     for row, synset in enumerate(categories):
         start, end = ragged.offsets[row : row + 2].tolist()
         found.setdefault(synset, set()).update(parts[start:end].unique().tolist())
+    found = {synset: numbers - {-1} for synset, numbers in found.items()}
+    if not any(found.values()):
+        raise ValueError(f"{folder}: no point of any shape has a label; all of them are -1")
     names, synsets = zip(*pairs, strict=True)
     return PartTable(names, synsets, tuple(tuple(sorted(found[synset])) for synset in synsets))
 
@@ -124,8 +145,9 @@ def _number_parts(
 ) -> Clouds:
     """Turn part numbers within the category, from 1, into numbers over all categories."""
     assert clouds.parts is not None
-    sizes = torch.tensor([len(numbers) for numbers in table.parts])[labels][:, None]
-    wrong = (clouds.parts < 1) | (clouds.parts > sizes)
+    sizes = torch.tensor([len(found) for found in table.parts])[labels][:, None]
+    unlabelled = clouds.parts == -1
+    wrong = ((clouds.parts < 1) & ~unlabelled) | (clouds.parts > sizes)
     if bool(wrong.any()):
         row = int(wrong.any(1).nonzero()[0, 0])
         number, category = int(clouds.parts[row][wrong[row]][0]), table.categories[int(labels[row])]
@@ -133,8 +155,9 @@ def _number_parts(
             f"{files[row]} has the part number {number}, and {category} has parts from 1 to "
             f"{int(sizes[row])}; correct it"
         )
-    starts = torch.tensor([min(numbers, default=0) for numbers in table.parts])
-    return Clouds(clouds.points, None, None, clouds.parts - 1 + starts[labels][:, None])
+    starts = torch.tensor([min(found, default=0) for found in table.parts])
+    numbers = clouds.parts - 1 + starts[labels][:, None]
+    return Clouds(clouds.points, None, None, numbers.where(~unlabelled, -1))
 
 
 def overlap_notes(lists: Mapping[str, Sequence[str]], splits: Sequence[str]) -> list[str]:

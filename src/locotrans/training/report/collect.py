@@ -76,19 +76,15 @@ class Result:
 def read_results(paths: Sequence[Path]) -> list[Result]:
     """Read results from files or run folders; of the same measurement of a run the newest counts.
 
-    Where files do not tell their date, it is the one that is named last.
+    Of a folder count its record and the evaluations that lie beside it. Where files do not tell
+    their date, the newest is the one that is named last.
 
     Raises:
         ValueError: naming the file that is none of the kinds.
     """
     found: dict[tuple[Key, int], Result] = {}
-    for path in paths:
-        file = path / "record.json" if path.is_dir() else path
-        if path.is_dir() and not file.exists():
-            raise ValueError(f"{path} is not a finished run: it has no record.json")
-        if not file.exists():
-            raise ValueError(f"{path} does not exist; name run folders and JSON files of results")
-        for result in results_of(read_json(file), file):
+    for file, document in documents(paths):
+        for result in results_of(document, file):
             place = (result.key, result.seed)
             before = found.get(place, result)
             newest = result if result.date >= before.date else before
@@ -96,6 +92,24 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
             best = result.best_test_epoch or before.best_test_epoch
             found[place] = dataclasses.replace(newest, best_test_epoch=best)
     return list(found.values())
+
+
+def documents(paths: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the JSON files that are named, and those of run folders that hold results."""
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; name run folders and JSON files of results")
+        if not path.is_dir():
+            yield path, read_json(path)
+            continue
+        record = path / "record.json"
+        if not record.exists():
+            raise ValueError(f"{path} is not a finished run: it has no record.json")
+        yield record, read_json(record)
+        for file in sorted(set(path.glob("*.json")) - {record}):
+            document = read_json(file)
+            if isinstance(document, dict) and {"training", "model"} <= document.keys():
+                yield file, document
 
 
 def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
