@@ -49,6 +49,22 @@ def outcome(folder):
     return digest, [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
+def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
+    train(ours, QUIET)
+    before = outcome(ours.out)
+    (ours.out / "weights.safetensors").unlink()
+    with pytest.raises(ValueError, match="repeat its train command"):
+        load_weights(ours.out)
+    train(ours, QUIET)
+    assert outcome(ours.out) == before
+    split(ours.out, 10_000)
+    with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):
+        load_weights(ours.out)
+    join(ours.out)
+    train(ours, QUIET)
+    assert outcome(ours.out) == before
+
+
 def test_a_run_in_time_boxes_of_one_step_ends_with_the_same_bits(ours, tmp_path):
     whole = dataclasses.replace(ours, out=tmp_path / "whole", checkpoint_seconds=1e9)
     train(whole, QUIET)

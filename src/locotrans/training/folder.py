@@ -10,6 +10,7 @@ from locotrans.training.parts import LISTING
 from locotrans.training.presets import read_config
 
 CHECKPOINT = "checkpoint.safetensors"
+WEIGHTS = "weights.safetensors"
 
 
 def check_folder(config: TrainConfig) -> None:

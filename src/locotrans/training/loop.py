@@ -28,7 +28,8 @@ from locotrans.distributed import process, processes
 from locotrans.training.average import WeightAverage
 from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
-from locotrans.training.folder import check_folder, locked
+from locotrans.training.folder import WEIGHTS, check_folder, locked
+from locotrans.training.parts import LISTING
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
 from locotrans.training.run import EPOCH_ORDER, SETTLE, STEP, Run
@@ -47,7 +48,8 @@ def train(
 
     The folder receives ``config.json``, ``environment.json``, ``metrics.jsonl`` (a line per
     epoch), ``checkpoint.safetensors``, and at the end ``weights.safetensors`` and ``record.json``.
-    A finished run is left as it is. The global random state of torch is seeded at every step.
+    A finished run is left as it is, but for weights that are gone: the checkpoint has them. The
+    global random state of torch is seeded at every step.
 
     Args:
         config: the settings of the run.
@@ -76,8 +78,8 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     """Do as `train`, until a moment of the monotonic clock."""
     if process() == 0:
         check_folder(config)
-    record = config.out / "record.json"
-    if record.exists():
+    record, weights = config.out / "record.json", config.out / WEIGHTS
+    if record.exists() and (weights.exists() or weights.with_name(WEIGHTS + LISTING).exists()):
         console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
         return read_json(record)
     if config.even:

@@ -8,7 +8,7 @@ import torch
 
 from locotrans.counting import counted
 from locotrans.models import model_task, pretrained
-from locotrans.training.checkpoint import read_tensors, write_tensors
+from locotrans.training.checkpoint import find_weights, read_tensors, write_tensors
 from locotrans.training.evaluate import TITLES
 from locotrans.training.presets import PRESETS, deviations, read_config
 from locotrans.training.record import read_json, write_atomically, write_json
@@ -30,7 +30,7 @@ def pack(run: Path, out: Path | None = None) -> Path:
     if not (run / "record.json").exists():
         raise ValueError(f"{run} is not a finished run: it has no record.json; finish it first")
     record = read_json(run / "record.json")
-    tensors, header = read_tensors(run / "weights.safetensors")
+    tensors, header = read_tensors(find_weights(run))
     small = {
         name: x.half() if x.is_floating_point() and x.dim() > 1 else x
         for name, x in tensors.items()

@@ -28,7 +28,7 @@ from locotrans.training.config import (
     portable,
     to_json,
 )
-from locotrans.training.folder import CHECKPOINT
+from locotrans.training.folder import CHECKPOINT, WEIGHTS
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step, frequency_offsets
 from locotrans.training.tasks import (
@@ -214,7 +214,7 @@ class Run:
 
     def save_weights(self) -> None:
         """Write the weights of the result."""
-        path = self.folder / "weights.safetensors"
+        path = self.folder / WEIGHTS
         write_tensors(path, self.result.state_dict(), self._metadata())
 
     def _load_checkpoint(self) -> None:
