@@ -474,3 +474,18 @@ def test_data_of_ones_own_are_told_apart_by_what_they_hold(shelf):
     text = report(files)
     assert "| 75.00" in text
     assert "| 60.00" in text
+
+
+def test_runs_under_way_are_left_out_with_a_word(shelf, tmp_path, capsys):
+    record, _, files = shelf
+    record(FULL, 0.91)
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    (cut / "config.json").write_text("{}")
+    main(["report", str(files[0]), str(cut)])
+    said = capsys.readouterr()
+    assert "91.00" in said.out
+    assert f"{cut} is not finished, and left out" in said.err
+    with pytest.raises(SystemExit):
+        main(["report", str(cut)])
+    assert "is not a finished run" in capsys.readouterr().err

@@ -101,7 +101,8 @@ def report(
     Each recipe has its own tables; a cell that was not run stays empty.
 
     Args:
-        records: Run folders, and JSON files of `eval`, `perturb` and `samplings`.
+        records: Run folders, with the evaluations that lie in them, and JSON files of `eval`,
+            `perturb` and `samplings`.
         out: Markdown file to write; by default it is printed.
         curves: PNG file for the training curves of the run folders.
     """
@@ -109,6 +110,11 @@ def report(
     from locotrans.training.record import write_atomically
     from locotrans.training.report import read_curves, read_results, render
 
+    unfinished = [run for run in records if is_unfinished(run)]
+    if len(unfinished) < len(records):  # of a whole folder of runs, some may be under way
+        records = tuple(path for path in records if path not in unfinished)
+        for run in unfinished:
+            print(f"{run} is not finished, and left out", file=sys.stderr)
     results = read_results(records)
     if curves is not None:
         lines = read_curves(records)
@@ -121,6 +127,11 @@ def report(
         print(text, end="")
     else:
         write_atomically(out, text.encode())
+
+
+def is_unfinished(run: Path) -> bool:
+    """Say whether a path is the folder of a run that has not come to its end."""
+    return (run / "config.json").exists() and not (run / "record.json").exists()
 
 
 def convert(
