@@ -25,6 +25,7 @@ import torch
 from locotrans import cli
 from locotrans.cli.learn import STOPPED
 
+BAD_INPUT = 2  # exit status of `locotrans`
 LIGHT, FULL = "locotrans_dgcnn_light", "locotrans_dgcnn"
 SEGMENTERS = ("locotrans_dgcnn_{}_light", "locotrans_dgcnn_{}", "dgcnn_{}", "vn_dgcnn_{}")
 FREE = "--orthogonality-weight 0 --consistency-weight 0 --options frames=gram_schmidt"
@@ -162,14 +163,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if time.monotonic() >= deadline or not reproduce(name, chosen[name], args, deadline):
                 return STOPPED
-        except SystemExit:  # whose reason is printed; the others can go on
-            failed.append(name)
+        except SystemExit as end:
+            if end.code != BAD_INPUT:  # Ctrl-C, say
+                raise
+            failed.append(name)  # the reason is printed; the others can go on
             continue
         if args.records is not None:
             keep(args.out / name, args.records / name)
     if failed:
         print("failed:", ", ".join(failed), file=sys.stderr)
-    return 2 if failed else 0
+    return BAD_INPUT if failed else 0
 
 
 if __name__ == "__main__":

@@ -520,6 +520,16 @@ def test_reproduce_goes_past_a_run_that_fails(tmp_path, monkeypatch, capsys):
     assert {"perturb.json", "z.json", "so3.json"} <= {p.name for p in (tmp_path / "b").iterdir()}
 
 
+def test_reproduce_stops_at_ctrl_c(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("locotrans.training.train", interrupted)
+    with pytest.raises(SystemExit) as end:
+        reproduce.main(["psb", "--device=cpu", "--out", str(tmp_path)])
+    assert end.value.code == 130
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

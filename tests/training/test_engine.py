@@ -63,6 +63,10 @@ def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
     join(ours.out)
     train(ours, QUIET)
     assert outcome(ours.out) == before
+    for name in ("weights", "checkpoint"):  # a result whose large files were thrown away
+        (ours.out / f"{name}.safetensors").unlink()
+    train(ours, QUIET)
+    assert not (ours.out / "weights.safetensors").exists()
 
 
 def test_a_run_in_time_boxes_of_one_step_ends_with_the_same_bits(ours, tmp_path):

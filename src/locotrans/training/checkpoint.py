@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from locotrans.models import create_model, list_pretrained, model_config
 from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
-from locotrans.training.parts import LISTING
+from locotrans.training.folder import CHECKPOINT, WEIGHTS
+from locotrans.training.parts import refuse_parts
 from locotrans.training.record import write_atomically
 
 LONGEST = 400
@@ -112,7 +113,7 @@ def find_weights(target: Path) -> Path:
         raise FileNotFoundError(f"{target}: there is no such run folder or weights file; {hint}")
     if not target.is_dir():
         return target
-    weights, checkpoint = target / "weights.safetensors", target / "checkpoint.safetensors"
+    weights, checkpoint = target / WEIGHTS, target / CHECKPOINT
     if weights.exists():
         return weights
     if not (target / "config.json").exists():
@@ -120,8 +121,7 @@ def find_weights(target: Path) -> Path:
             f"{target} is not a run folder: it holds no weights.safetensors; name the folder that "
             "`locotrans train --out` wrote, or a .safetensors file"
         )
-    if weights.with_name(weights.name + LISTING).exists():
-        raise ValueError(f"{weights} is in parts; first run: locotrans checkpoint join {target}")
+    refuse_parts(weights)
     as_it_stands = f", or name {checkpoint} to take it as it stands" if checkpoint.exists() else ""
     raise ValueError(f"{target} is not finished; repeat its train command{as_it_stands}")
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from locotrans.training.config import TrainConfig, differing_keys
-from locotrans.training.parts import LISTING
+from locotrans.training.parts import refuse_parts
 from locotrans.training.presets import read_config
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -26,8 +26,7 @@ def check_folder(config: TrainConfig) -> None:
     if not place.is_dir():
         raise ValueError(f"{place} is a file; choose another --out")
     saved, checkpoint = folder / "config.json", folder / CHECKPOINT
-    if checkpoint.with_name(CHECKPOINT + LISTING).exists() and not checkpoint.exists():
-        raise ValueError(f"{checkpoint} is in parts; first run: locotrans checkpoint join {folder}")
+    refuse_parts(checkpoint)
     if saved.exists():
         before = read_config(saved)
         changed = [

@@ -28,8 +28,8 @@ from locotrans.distributed import process, processes
 from locotrans.training.average import WeightAverage
 from locotrans.training.config import TrainConfig, derive_seed, portable
 from locotrans.training.evaluate import evaluate, main_figure
-from locotrans.training.folder import WEIGHTS, check_folder, locked
-from locotrans.training.parts import LISTING
+from locotrans.training.folder import CHECKPOINT, WEIGHTS, check_folder, locked
+from locotrans.training.parts import in_parts
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, write_json
 from locotrans.training.run import EPOCH_ORDER, SETTLE, STEP, Run
@@ -48,8 +48,8 @@ def train(
 
     The folder receives ``config.json``, ``environment.json``, ``metrics.jsonl`` (a line per
     epoch), ``checkpoint.safetensors``, and at the end ``weights.safetensors`` and ``record.json``.
-    A finished run is left as it is, but for weights that are gone: the checkpoint has them. The
-    global random state of torch is seeded at every step.
+    A finished run is left as it is, but for weights that are gone while the checkpoint has them.
+    The global random state of torch is seeded at every step.
 
     Args:
         config: the settings of the run.
@@ -79,7 +79,8 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     if process() == 0:
         check_folder(config)
     record, weights = config.out / "record.json", config.out / WEIGHTS
-    if record.exists() and (weights.exists() or weights.with_name(WEIGHTS + LISTING).exists()):
+    kept = weights.exists() or in_parts(weights)
+    if record.exists() and (kept or not (config.out / CHECKPOINT).exists()):
         console.print(f"{config.out} is finished; nothing to do", soft_wrap=True, markup=False)
         return read_json(record)
     if config.even:

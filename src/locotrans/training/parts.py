@@ -16,6 +16,17 @@ LISTING = ".parts.json"
 _PART = re.compile(r".+\.part-\d+-of-\d+")
 
 
+def in_parts(path: Path) -> bool:
+    """Say whether a file is there in parts only."""
+    return not path.exists() and path.with_name(path.name + LISTING).exists()
+
+
+def refuse_parts(path: Path) -> None:
+    """Raise a ValueError that says what to do, if a file is there in parts only."""
+    if in_parts(path):
+        raise ValueError(f"{path} is in parts; first run: locotrans checkpoint join {path.parent}")
+
+
 def split(path: Path, size: int = 16 * MEBIBYTE) -> list[Path]:
     """Replace a file, or every file of a folder that is larger than ``size`` bytes, by parts.
 
