@@ -143,8 +143,9 @@ def test_first_edges_keep_small_weights_where_factors_are_rounded(
         kept = outcome(lambda f, *x: f(*x), layer, *clouds)
     for name, expected in plain.items():
         assert_same(kept[name], expected.double(), 1e-3)
-    largest = [x["linear.weight"].detach().abs().max().item() for x in (lost, plain)]
-    assert largest[0] > 100 * largest[1]
+    if device == "cpu":  # a GPU may take so small a product without TF32
+        largest = [x["linear.weight"].detach().abs().max().item() for x in (lost, plain)]
+        assert largest[0] > 100 * largest[1]
 
 
 @pytest.mark.parametrize("zero", ["points", "vectors", "directions"])
