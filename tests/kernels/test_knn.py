@@ -99,8 +99,7 @@ def test_some_rows_of_distances_of_features_exist_at_a_time(
     columns, device, monkeypatch, generator
 ):
     monkeypatch.setattr(kernel, "COLUMNS", columns)
-    parts = kernel.PARTS if device == "cuda" and columns == 1024 else 1
-    monkeypatch.setattr(kernel, "ENTRIES", 70 * parts)
+    monkeypatch.setattr(kernel, "ENTRIES", 70)
     monkeypatch.setattr(kernel, "ROWS", 4)
     shapes = []
 

@@ -7,8 +7,6 @@ coordinates are made where they are needed, in the selection (`knn_select`).
 32 clouds of 1,024 points, 64 features, k = 20: 8 MB read, 3 MB written (3 us), the factors
 written and read (0.01 ms), 13 GFLOP of products in half precision (0.02 ms), the distances written
 and read (0.06 ms), about 1,000 instructions a row for the selection, by its machine code (0.04 ms).
-Some rows are selected on a stream of their own, while the distances of the next are taken: neither
-alone keeps a GPU busy to its end.
 
 Larger clouds, by the machine code for a row: 142 instructions for the minima of 416 columns of
 coordinates (35 of features), 195 (62) to look through 512 columns for what is listed, 205 (170)
@@ -16,8 +14,6 @@ more where something is, and about 1,200 in addition. 8 clouds of 4,096 points, 
 of coordinates (0.2 ms), 3,400 of features (0.1 ms), whose distances are written once and read twice
 (0.3 ms).
 """
-
-from functools import cache
 
 import torch
 import triton
@@ -31,7 +27,6 @@ from locotrans.kernels.knn_select import select_kernel, select_large_kernel
 
 ENTRIES = 2**23  # distances of features that exist at a time: an H200's second cache holds them,
 ROWS = 1024  # unless so few rows would leave a GPU idle
-PARTS = 2  # that these are made in, where one is selected from while another is made
 COLUMNS = 2048  # distances that a warp holds
 GROUPS = 128  # of these columns, at most
 STEP = 512  # columns that a warp takes at a time of larger clouds
@@ -57,44 +52,12 @@ def nearest(x: Float[Tensor, "b n c"], k: int, *, coordinates: bool) -> Int[Tens
         _select(x.mT.contiguous(), slack.contiguous(), relative, out, 0, n, coordinates=True)
         return out
     left, right, slack = feature_factors(x)
-    parts = PARTS if x.is_cuda and n <= COLUMNS else 1
-    chunk = max(1, min(n, max(ROWS // b, ENTRIES // (parts * b * n))))
-    if parts > 1:
-        _select_beside(left, right, slack, out, chunk)
-        return out
+    chunk = max(1, min(n, max(ROWS // b, ENTRIES // (b * n))))
     for first in range(0, n, chunk):
         rows = min(chunk, n - first)
         distances = feature_distances(left[:, first : first + rows], right)
         _select(distances, slack, RELATIVE, out, first, rows, coordinates=False)
     return out
-
-
-@cache
-def _selecting(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a device that rows are selected on."""
-    return torch.cuda.Stream(device)
-
-
-def _select_beside(
-    left: Float[Tensor, "b n d"],
-    right: Float[Tensor, "b n d"],
-    slack: Float[Tensor, "b n"],
-    out: Int[Tensor, "b n k"],
-    chunk: int,
-) -> None:
-    """Write the neighbours of some rows at a time, while the distances of the next are taken."""
-    making, selecting = torch.cuda.current_stream(), _selecting(out.device)
-    parts: list[tuple[torch.cuda.Event, Tensor]] = []
-    for first in range(0, out.shape[1], chunk):
-        rows = min(chunk, out.shape[1] - first)
-        if len(parts) == PARTS:
-            making.wait_event(parts.pop(0)[0])  # now its memory can be written again
-        distances = feature_distances(left[:, first : first + rows], right)
-        selecting.wait_stream(making)
-        with torch.cuda.stream(selecting):
-            _select(distances, slack, RELATIVE, out, first, rows, coordinates=False)
-            parts.append((selecting.record_event(), distances))
-    making.wait_stream(selecting)
 
 
 def _select(
