@@ -85,6 +85,8 @@ def test_eval_of_packed_weights(shelf, uncut, tmp_path, capsys):
     packed, run = (json.loads(file.read_text()) for file in files)
     assert packed["data_checksum"] == run["data_checksum"]
     assert packed["training"]["settings"] == run["training"]["settings"]
+    assert packed["training"]["stored"] == "float16"  # so that `report` tells them apart
+    assert "stored" not in run["training"]
     assert abs(packed["overall_accuracy"] - run["overall_accuracy"]) <= 0.1
     with pytest.raises(SystemExit) as caught:
         main(["eval", "dgcnn", "--pretrained"])

@@ -48,8 +48,9 @@ def shelf(tmp_path):
         config = settings(model, **changes)
         write({"config": config, "evaluation": evaluation(accuracy), **chosen})
 
-    def evaluated(model, measured, **changes):
-        write({**measured, "training": {"settings": settings(model, **changes)}})
+    def evaluated(model, measured, stored=None, **changes):
+        rounded = {"stored": stored} if stored else {}
+        write({**measured, "training": {"settings": settings(model, **changes), **rounded}})
 
     return record, evaluated, files
 
@@ -166,6 +167,23 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     rows = section(text, "### Best test epoch")
     where = ["", "float32", "z/so3", "modelnet40:hdf5 test"]
     assert rows[FULL] == [*where, "overall", "91.01", "91.50"]
+
+
+def test_packed_weights_do_not_take_the_place_of_their_run(shelf):
+    record, evaluated, files = shelf
+    record(FULL, 0.91, best=0.915)
+    evaluated(FULL, evaluation(0.9), stored="float16")
+    rows = [{"name": "noise", "value": 0.01, "heads": heads(0.8)}]
+    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
+    evaluated(FULL, {**shared, "rows": rows}, stored="float16")
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.00"
+    assert section(text, "Tab. 9:")["LCRF, noise 0.01"] == ["86.8", "", ""]
+    where = "z/so3 | modelnet40:hdf5 test"
+    assert f"| {FULL} |  | float32 | {where} | 91.00 |" in text
+    assert f"| {FULL} |  | float32, weights in float16 | {where} | 90.00 |" in text
+    assert section(text, "### Best test epoch")[FULL][-2:] == ["91.00", "91.50"]
+    assert f"### Perturbations: {FULL}, weights in float16, z/so3, modelnet40:hdf5 test" in text
 
 
 def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):

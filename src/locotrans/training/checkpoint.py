@@ -88,7 +88,8 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
 
     Returns:
         The model, and the header: ``model``, ``config``, ``num_classes``, ``class_names``,
-        ``data`` and what else was recorded.
+        ``data`` and what else was recorded; ``stored`` is added where numbers were rounded for the
+        file: "float16" (`pack`).
     """
     path = find_weights(Path(target))
     tensors, metadata = read_tensors(path)
@@ -101,6 +102,8 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     except ValueError as error:
         raise ValueError(f"{path} describes a model that cannot be built: {error}") from None
     load_state(model, averaged(tensors) or tensors, path)
+    if any(x.dtype == torch.float16 for x in tensors.values()):
+        metadata["stored"] = "float16"
     return model.eval(), metadata
 
 

@@ -3,9 +3,9 @@
 Three kinds of JSON are read: the record of a run (``record.json``), what `eval --json` wrote, and
 what `perturb --json` and `samplings --json` wrote. A result is identified by the recipe (a preset
 and what departs from it), the model, its options, the rotations of training and testing, the
-precision of training, the data (how many clouds of the split, of how many points), the number and
-the seed of the rotations, and the perturbation; results that differ in the seed of training alone
-are aggregated.
+precision of training and of the stored weights, the data (how many clouds of the split, of how many
+points), the number and the seed of the rotations, and the perturbation; results that differ in the
+seed of training alone are aggregated.
 """
 
 import dataclasses
@@ -41,6 +41,8 @@ class Key:
     split: str
     precision: str
     """Of training; an evaluation is always in float32."""
+    stored: str = ""
+    """What the weights were rounded to before they were measured: "float16" if they were packed."""
     samples: int = 0
     """Clouds that were measured, where it is told."""
     part_of: int = 0
@@ -180,6 +182,7 @@ def key_of(
         data=data,
         split=measured["split"],
         precision=config.precision,
+        stored=measured.get("training", {}).get("stored", ""),
         samples=samples,
         part_of=0 if whole == samples else whole,
         resized=0 if points == config.points else points,

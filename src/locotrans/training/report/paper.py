@@ -61,9 +61,9 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
     """Write the figure that a query asks for, or nothing if it was not run.
 
     Networks trained in float32 and in mixed precision are two figures. Clouds of other sizes than
-    in training do not count, nor a part of the split. All networks of a cell were measured in one
-    way, on one layout of the data set: of several, in that of the most clouds, then of the most
-    networks and rotations.
+    in training do not count, nor a part of the split, nor packed weights: these are of a run, but
+    not what it ended with. All networks of a cell were measured in one way, on one layout of the
+    data set: of several, in that of the most clouds, then of the most networks and rotations.
     """
     perturbation = tuple(query["perturbation"]) if "perturbation" in query else None
     options = tuple(sorted(query.get("options", {}).items()))
@@ -76,6 +76,7 @@ def cell(query: Mapping[str, Any], data: str, results: Sequence[Result]) -> str:
         and result.key.perturbation == perturbation
         and data in (result.key.data, result.key.data.partition(":")[0])
         and (result.key.split, result.key.part_of, result.key.resized) == ("test", 0, 0)
+        and not result.key.stored
         and head in result.heads
     ]
     ways = Counter(map(_way, found))

@@ -25,7 +25,13 @@ def groups(results: Sequence[Result]) -> Iterator[tuple[Key, list[Result]]]:
 def run_cells(key: Key) -> list[str]:
     """Say what was trained and how it was tested, in the columns `RUN`."""
     options = " ".join(f"{name}={value}" for name, value in key.options)
-    return [key.model, options, key.precision, f"{key.train}/{key.test}"]
+    precision = f"{key.precision}{stored_note(key)}"
+    return [key.model, options, precision, f"{key.train}/{key.test}"]
+
+
+def stored_note(key: Key) -> str:
+    """Say where weights were not measured as they were trained, but as they are shipped."""
+    return f", weights in {key.stored}" if key.stored else ""
 
 
 def data_cell(key: Key) -> str:
@@ -41,9 +47,9 @@ def data_cell(key: Key) -> str:
 
 def run_title(key: Key) -> str:
     """Say the same in a line; float32 goes without saying."""
-    model, options, precision, protocol = run_cells(key)
-    numbers = ", mixed precision" if precision == "mixed" else ""
-    return f"{model} {options}".rstrip() + f"{numbers}, {protocol}"
+    model, options, _, protocol = run_cells(key)
+    numbers = ", mixed precision" if key.precision == "mixed" else ""
+    return f"{model} {options}".rstrip() + f"{numbers}{stored_note(key)}, {protocol}"
 
 
 def all_runs(results: Sequence[Result]) -> list[str]:
