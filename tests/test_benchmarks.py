@@ -573,11 +573,13 @@ def test_ablations_fill_their_tables(tmp_path, monkeypatch):
     figures = {"overall_accuracy": 0.9, "class_accuracy": 0.8, "rotation_agreement": 1.0}
     measured = {"heads": {"combined": figures, "invariant": figures}, "rotation": "so3"}
     measured |= {"data": "modelnet40:hdf5", "split": "test"}
+    trained = {"seconds": 60.0, "environment": {"device": "cpu"}}
     files = []
     for name, config in asked_of_train("modelnet40", monkeypatch).items():
         if config.epochs == 60:
             files.append(tmp_path / f"{name}.json")
-            files[-1].write_text(json.dumps({"config": to_json(config), "evaluation": measured}))
+            record = {"config": to_json(config), "evaluation": measured, **trained}
+            files[-1].write_text(json.dumps(record))
     text = render(read_results(files)).split("but epochs 60")[1]
     for table in ("4", "5", "6", "10"):
         rows = text.split(f"### Tab. {table}:")[1].split("\n\n")[1].splitlines()[2:]

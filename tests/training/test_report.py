@@ -34,6 +34,12 @@ def settings(model, **changes):
     return to_json(dataclasses.replace(preset_config("modelnet40", model), **changes))
 
 
+def run_record(config, measured, seconds=60.0, **rest):
+    """The record of a run; ``config`` as JSON values."""
+    facts = {"seconds": seconds, "environment": {"device": "NVIDIA H200"}}
+    return {"config": config, "evaluation": measured, **facts, **rest}
+
+
 @pytest.fixture
 def shelf(tmp_path):
     """Write documents as files; returns what writes one, and where they are."""
@@ -43,10 +49,9 @@ def shelf(tmp_path):
         files.append(tmp_path / f"{len(files)}.json")
         files[-1].write_text(json.dumps(document))
 
-    def record(model, accuracy, best=None, **changes):
+    def record(model, accuracy, best=None, seconds=60.0, **changes):
         chosen = {"best_test_epoch": {"overall_accuracy": best}} if best else {}
-        config = settings(model, **changes)
-        write({"config": config, "evaluation": evaluation(accuracy), **chosen})
+        write(run_record(settings(model, **changes), evaluation(accuracy), seconds, **chosen))
 
     def evaluated(model, measured, stored=None, **changes):
         rounded = {"stored": stored} if stored else {}
@@ -170,6 +175,22 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     rows = section(text, "### Best test epoch")
     where = ["", "float32", "z/so3", "modelnet40:hdf5 test"]
     assert rows[FULL] == [*where, "overall", "91.01", "91.50"]
+
+
+def test_training_times_are_told_a_run_at_a_time(shelf):
+    record, evaluated, files = shelf
+    record(FULL, 0.91, seconds=1175)
+    record(FULL, 0.92, seconds=1200, seed=1)
+    record(FULL, 0.9, seconds=1300, rotation="so3")
+    record(LIGHT, 0.88, seconds=30, precision="mixed")
+    evaluated(FULL, evaluation(0.9101))  # a newer measurement does not hide the record's time
+    evaluated("dgcnn", evaluation(0.2))  # of which there is no record
+    table = report(files).split("### Time of training, with the evaluations in between\n\n")[1]
+    assert table.split("\n\n")[0].strip().splitlines()[2:] == [
+        f"| {FULL} |  | float32 | so3 | NVIDIA H200 | 21.7 |",
+        f"| {FULL} |  | float32 | z | NVIDIA H200 | 19.6, 20.0 |",
+        f"| {LIGHT} |  | mixed | z | NVIDIA H200 | 0.5 |",
+    ]
 
 
 def test_packed_weights_do_not_take_the_place_of_their_run(shelf):
@@ -376,7 +397,7 @@ def test_segmentation_has_its_own_tables(tmp_path):
     for seed, instance in ((0, 0.83), (1, 0.84)):
         config = to_json(dataclasses.replace(preset_config("shapenetpart", model), seed=seed))
         files.append(tmp_path / f"{seed}.json")
-        document = {"config": config, "evaluation": parts_evaluation(instance)}
+        document = run_record(config, parts_evaluation(instance))
         files[-1].write_text(json.dumps(document))
     text = report(files)
     mine = text[text.index("## shapenetpart: ") :]
@@ -395,7 +416,7 @@ def test_options_of_a_recipe_are_told_where_a_run_departs_from_them(tmp_path):
     for options, instance in ((ours.options, 0.83), (("k=20",), 0.82)):
         files.append(tmp_path / f"{instance}.json")
         config = to_json(dataclasses.replace(ours, options=options))
-        document = {"config": config, "evaluation": parts_evaluation(instance)}
+        document = run_record(config, parts_evaluation(instance))
         files[-1].write_text(json.dumps(document))
     keys = {result.heads["combined"]["instance_miou"]: result.key for result in read_results(files)}
     assert keys[0.83].options == ()
@@ -405,7 +426,7 @@ def test_options_of_a_recipe_are_told_where_a_run_departs_from_them(tmp_path):
 def test_other_shapes_in_its_layout_are_not_shapenetpart(tmp_path):
     config = to_json(preset_config("psb", "locotrans_dgcnn_partseg"))
     measured = parts_evaluation(0.7, data="shapenetpart:normal", samples=152)
-    (tmp_path / "psb.json").write_text(json.dumps({"config": config, "evaluation": measured}))
+    (tmp_path / "psb.json").write_text(json.dumps(run_record(config, measured)))
     text = report([tmp_path / "psb.json"])
     assert "Tab. 3" not in text
     assert "shapenetpart:normal test, 152 clouds | 70.00 | 66.00 |" in text
@@ -424,7 +445,7 @@ def test_segmentation_tells_the_mean_accuracy_the_best_epoch_and_the_rest(tmp_pa
     measured = {"heads": {"combined": figures}, "rotation": "so3", "data": "s3dis"}
     measured |= {"split": "test", "without_excluded": rest}
     config = to_json(preset_config("s3dis_spheres", "dgcnn_semseg"))
-    document = {"config": config, "evaluation": measured, "best_test_epoch": best}
+    document = run_record(config, measured, best_test_epoch=best)
     (tmp_path / "one.json").write_text(json.dumps(document))
     text = report([tmp_path / "one.json"])
     assert "| s3dis test |  |  | 40.00 | 80.00 | 50.00 | 90.00 | 35.00 |" in text
@@ -443,7 +464,7 @@ def test_six_folds_are_one_figure(tmp_path):
         measured = {"heads": {"combined": figures}, "rotation": "so3"}
         measured |= {"data": f"s3dis:area{area}", "split": "test", "samples": 50 + area}
         files.append(tmp_path / f"{area}.json")
-        files[-1].write_text(json.dumps({"config": to_json(config), "evaluation": measured}))
+        files[-1].write_text(json.dumps(run_record(to_json(config), measured)))
     assert "six folds" not in report(files[:5])
     text = report(files)
     row = (
@@ -469,7 +490,7 @@ def test_other_rooms_are_not_area_5(tmp_path):
     ):
         measured = {"heads": {"combined": figures}, "rotation": "so3", "data": data}
         measured["samples"] = clouds
-        document = {"config": to_json(config), "evaluation": {**measured, "split": "test"}}
+        document = run_record(to_json(config), {**measured, "split": "test"})
         file = tmp_path / "one.json"
         file.write_text(json.dumps(document))
         text = report([file])

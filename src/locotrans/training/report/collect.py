@@ -57,6 +57,17 @@ class Key:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What the record of a run tells beside its evaluation."""
+
+    seconds: float
+    """Time of training, with the evaluations in between."""
+    device: str
+    best_test_epoch: float | None = None
+    """The main figure of the best test epoch, where several were measured."""
+
+
+@dataclass(frozen=True)
 class Result:
     """One measurement of one trained network."""
 
@@ -65,8 +76,8 @@ class Result:
     heads: Mapping[str, Mapping[str, float]]
     without_excluded: float | None = None
     """Accuracy, or mIoU, without the excluded shapes, where that was measured."""
-    best_test_epoch: float | None = None
-    """The same figure of the best test epoch, where several were measured."""
+    training: Training | None = None
+    """Where the run's own record is among the files."""
     sampled: Sequence[Mapping[str, Any]] = ()
     """The rows of `samplings`."""
     date: str = ""
@@ -90,9 +101,8 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
             place = (result.key, result.seed)
             before = found.get(place, result)
             newest = result if result.date >= before.date else before
-            # that of the run's own record
-            best = result.best_test_epoch or before.best_test_epoch
-            found[place] = dataclasses.replace(newest, best_test_epoch=best)
+            training = result.training or before.training  # the record's, whichever is newer
+            found[place] = dataclasses.replace(newest, training=training)
     return list(found.values())
 
 
@@ -119,11 +129,9 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
     try:
         if "evaluation" in document:
             settings, measured = document["config"], document["evaluation"]
-            best = document.get("best_test_epoch", {}).get(
-                main_figure(measured["heads"]["combined"])
-            )
+            training = training_of(document)
         else:
-            settings, measured, best = document["training"]["settings"], document, None
+            settings, measured, training = document["training"]["settings"], document, None
         config = TrainConfig(**typed_fields(TrainConfig, settings))
         date = document.get("environment", {}).get("date", "")
         if "rows" not in measured:
@@ -131,7 +139,7 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
             without = excluded.get(main_figure(excluded)) if excluded else None
             key, heads = key_of(config, measured), measured["heads"]
             facts = {"date": date, "trained_on": config.data}
-            yield Result(key, config.seed, heads, without, best, **facts)
+            yield Result(key, config.seed, heads, without, training, **facts)
         elif "count" in measured["rows"][0]:
             rows = measured["rows"]
             key = key_of(config, measured, ("samplings", 0.0))
@@ -147,6 +155,13 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
         ) from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def training_of(record: Mapping[str, Any]) -> Training:
+    """Return what a record tells of the training."""
+    figure = main_figure(record["evaluation"]["heads"]["combined"])
+    best = record.get("best_test_epoch", {}).get(figure)
+    return Training(float(record["seconds"]), record["environment"]["device"], best)
 
 
 def key_of(

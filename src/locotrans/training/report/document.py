@@ -19,6 +19,7 @@ from locotrans.training.report.tables import (
     sampled_clouds,
     segmentations,
     six_folds,
+    training_times,
 )
 
 MAIN = "modelnet40"
@@ -57,6 +58,6 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
             if filled or ((preset, departures) == (MAIN, "") and data == paper["data"]):
                 lines += text
         lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine)]
-        lines += [*perturbed_clouds(mine), *sampled_clouds(mine)]
+        lines += [*training_times(mine), *perturbed_clouds(mine), *sampled_clouds(mine)]
     lines += six_folds(results)
     return "\n".join(lines).rstrip() + "\n"

@@ -153,13 +153,30 @@ def whole_key(key: Key) -> Key:
 def best_epochs(results: Sequence[Result]) -> list[str]:
     """Write the best test epochs beside the last, where they were recorded."""
     rows = []
-    for key, same in groups([r for r in results if r.best_test_epoch is not None]):
-        figure = main_figure(same[0].heads["combined"])
-        last = aggregate([r.heads["combined"][figure] for r in same])
-        best = aggregate([r.best_test_epoch for r in same if r.best_test_epoch is not None])
-        rows.append([*run_cells(key), data_cell(key), TITLES[figure], last, best])
+    for key, same in groups(results):
+        found = [(r, r.training.best_test_epoch) for r in same if r.training is not None]
+        best = [(r, value) for r, value in found if value is not None]
+        if best:
+            figure = main_figure(same[0].heads["combined"])
+            last = aggregate([r.heads["combined"][figure] for r, _ in best])
+            chosen = aggregate([value for _, value in best])
+            rows.append([*run_cells(key), data_cell(key), TITLES[figure], last, chosen])
     header = [*RUN, "data", "figure", "last epoch", "best test epoch"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
+    return [title, "", *markdown(header, rows), ""] if rows else []
+
+
+def training_times(results: Sequence[Result]) -> list[str]:
+    """Write how long the training of every network took, and on what."""
+    times: dict[tuple[str, ...], list[float]] = {}
+    for key, same in groups(results):
+        model, options, precision, _ = run_cells(key)
+        for training in (r.training for r in same if r.training is not None):
+            run = (model, options, precision, key.train, training.device)
+            times.setdefault(run, []).append(training.seconds)
+    rows = [[*run, ", ".join(f"{x / 60:.1f}" for x in each)] for run, each in times.items()]
+    header = ["model", "options", "precision", "rotation", "device", "minutes of every run"]
+    title = "### Time of training, with the evaluations in between"
     return [title, "", *markdown(header, rows), ""] if rows else []
 
 
