@@ -93,6 +93,12 @@ def test_tests_exist(test):
     assert re.search(rf"^def {name}\(", text, re.MULTILINE)
 
 
+def test_links_lead_to_files():
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), f"{page}: {link}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_parse(command, monkeypatch, capsys):
     parsed = []
