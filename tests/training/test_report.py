@@ -26,8 +26,9 @@ def heads(accuracy):
     }
 
 
-def evaluation(accuracy, rotation="so3", data="modelnet40:hdf5", split="test"):
-    return {"heads": heads(accuracy), "rotation": rotation, "data": data, "split": split}
+def evaluation(accuracy, rotation="so3", data="modelnet40:hdf5", split="test", samples=2468):
+    facts = {"rotation": rotation, "data": data, "split": split, "samples": samples}
+    return {"heads": heads(accuracy), **facts}
 
 
 def settings(model, **changes):
@@ -149,8 +150,9 @@ def test_precision_is_no_other_recipe_and_is_told(shelf):
     assert "\n† trained in mixed precision\n" in mine[: mine.index("\n### ")]
     tables = text.split("\n### ")
     assert all(("† |" in table) == ("† trained" in table) for table in tables)
-    assert f"| {FULL} |  | mixed | z/so3 | modelnet40:hdf5 test | 92.00 ± 1.00 (2) |" in text
-    assert f"| {LIGHT} |  | float32 | z/so3 | modelnet40:hdf5 test | 88.00 |" in text
+    where = "z/so3 | modelnet40:hdf5 test, 2,468 clouds"
+    assert f"| {FULL} |  | mixed | {where} | 92.00 ± 1.00 (2) |" in text
+    assert f"| {LIGHT} |  | float32 | {where} | 88.00 |" in text
     assert section(text, "### Best test epoch")[FULL][1] == "mixed"
     assert f"### Samplings: {LIGHT}, mixed precision, z/so3" in text
 
@@ -161,7 +163,7 @@ def test_validation_and_other_data_stay_out_of_the_paper_s_tables(shelf):
     evaluated(FULL, evaluation(0.98, data="builtin"))
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"] == ["91.6", "", "91.6", "", "91.5", ""]
-    assert "modelnet40:hdf5 validation | 99.00" in text
+    assert "modelnet40:hdf5 validation, 2,468 clouds | 99.00" in text
 
 
 def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
@@ -173,7 +175,7 @@ def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
     assert "| 90.50 |" in text  # without the excluded shapes
     rows = section(text, "### Best test epoch")
-    where = ["", "float32", "z/so3", "modelnet40:hdf5 test"]
+    where = ["", "float32", "z/so3", "modelnet40:hdf5 test, 2,468 clouds"]
     assert rows[FULL] == [*where, "overall", "91.01", "91.50"]
 
 
@@ -198,12 +200,12 @@ def test_packed_weights_do_not_take_the_place_of_their_run(shelf):
     record(FULL, 0.91, best=0.915)
     evaluated(FULL, evaluation(0.9), stored="float16")
     rows = [{"name": "noise", "value": 0.01, "heads": heads(0.8)}]
-    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
+    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test", "samples": 2468}
     evaluated(FULL, {**shared, "rows": rows}, stored="float16")
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.00"
     assert section(text, "Tab. 9:")["LCRF, noise 0.01"] == ["86.8", "", ""]
-    where = "z/so3 | modelnet40:hdf5 test"
+    where = "z/so3 | modelnet40:hdf5 test, 2,468 clouds"
     assert f"| {FULL} |  | float32 | {where} | 91.00 |" in text
     assert f"| {FULL} |  | float32, weights in float16 | {where} | 90.00 |" in text
     assert section(text, "### Best test epoch")[FULL][-2:] == ["91.00", "91.50"]
@@ -212,10 +214,10 @@ def test_packed_weights_do_not_take_the_place_of_their_run(shelf):
 
 def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
     _, evaluated, files = shelf
-    evaluated(FULL, {**evaluation(0.91), "samples": 2468, "points": 1024})
-    evaluated(FULL, {**evaluation(0.7), "samples": 2468, "points": 512})
-    evaluated(FULL, {**evaluation(0.6), "samples": 100, "points": 1024})
-    evaluated(LIGHT, {**evaluation(0.5), "samples": 2468, "points": 512})
+    evaluated(FULL, {**evaluation(0.91), "points": 1024})
+    evaluated(FULL, {**evaluation(0.7), "points": 512})
+    evaluated(FULL, {**evaluation(0.6, samples=100), "points": 1024})
+    evaluated(LIGHT, {**evaluation(0.5), "points": 512})
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.00"
     assert section(text, "Tab. 1:")["LocoTrans, light"][3] == ""
@@ -226,13 +228,27 @@ def test_evaluations_of_some_or_of_other_clouds_replace_no_others(shelf):
 
 def test_a_part_of_the_split_fills_no_cell(shelf):
     _, evaluated, files = shelf
-    evaluated(FULL, {**evaluation(0.6), "samples": 100, "split_size": 2468})
-    evaluated(LIGHT, {**evaluation(0.8), "samples": 2468, "split_size": 2468})
-    evaluated(LIGHT, {**evaluation(0.81), "samples": 2468}, seed=1)  # as earlier versions wrote it
+    evaluated(FULL, {**evaluation(0.6, samples=100), "split_size": 2468})
+    evaluated(LIGHT, {**evaluation(0.8), "split_size": 2468})
+    evaluated(LIGHT, evaluation(0.81), seed=1)  # as earlier versions wrote it
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"][3] == ""
     assert section(text, "Tab. 1:")["LocoTrans, light"][3] == "80.50 ± 0.50 (2)"
     assert "modelnet40:hdf5 test, 100 of 2,468 clouds | 60.00" in text
+
+
+def test_a_few_shapes_in_its_layout_are_not_modelnet40(shelf):
+    _, evaluated, files = shelf
+    files_of_100 = {**evaluation(0.6, samples=100), "split_size": 100}  # there are no others
+    evaluated(FULL, files_of_100)
+    rows = [{"name": "noise", "value": 0.01, "heads": heads(0.5)}]
+    evaluated(LIGHT, {**files_of_100, "rows": rows})
+    evaluated("dgcnn", {**evaluation(0.2), "split_size": 2468})
+    text = report(files)
+    assert section(text, "Tab. 1:")["LocoTrans"] == ["91.6", "", "91.6", "", "91.5", ""]
+    assert section(text, "Tab. 9:")["LCRF, noise 0.01"] == ["86.8", "", ""]
+    assert section(text, "Tab. 1:")["DGCNN"][3] == "20.00"
+    assert "modelnet40:hdf5 test, 100 clouds | 60.00" in text
 
 
 def test_other_rotations_have_their_own_rows(shelf):
@@ -243,7 +259,7 @@ def test_other_rotations_have_their_own_rows(shelf):
         (0, 10, 0, 0.92),
         (1, 3, 0, 0.96),
     ):
-        way = {"samples": 2468, "rotations_per_shape": rotations, "seed": rotation_seed}
+        way = {"rotations_per_shape": rotations, "seed": rotation_seed}
         evaluated(FULL, {**evaluation(accuracy), **way}, seed=seed)
     text = report(files)
     # in the paper's table one way of measuring, that of the most networks
@@ -268,8 +284,8 @@ def test_two_layouts_of_one_data_set_are_not_two_networks(shelf, order):
     text = report(files[::order])
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "90.00"
     assert section(text, "Tab. 1:")["LocoTrans, light"][3] == "85.00 ± 1.00 (2)"
-    assert "modelnet40:hdf5 test | 80.00 |" in text
-    assert "modelnet40:off test | 94.00 |" in text
+    assert "modelnet40:hdf5 test, 2,468 clouds | 80.00 |" in text
+    assert "modelnet40:off test, 2,468 clouds | 94.00 |" in text
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -292,7 +308,7 @@ def test_curves_of_folders_of_one_name_are_kept_apart(tmp_path):
 
 def test_perturbations_and_samplings(shelf):
     _, evaluated, files = shelf
-    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test"}
+    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test", "samples": 2468}
     cases = [("none", 0, 0.9), ("noise", 0.02, 0.7), ("dropped", 300, 0.6), ("dropped", 20, 0.8)]
     rows = [{"name": n, "value": v, "heads": heads(x)} for n, v, x in cases]
     evaluated(LIGHT, {**shared, "rows": rows})
@@ -308,7 +324,7 @@ def test_perturbations_and_samplings(shelf):
         ("20", "80.00"),
         ("300", "60.00"),
     ]
-    assert f"### Perturbations: {LIGHT}, z/so3, modelnet40:hdf5 test\n" in text
+    assert f"### Perturbations: {LIGHT}, z/so3, modelnet40:hdf5 test, 2,468 clouds\n" in text
     assert section(text, "### Samplings")["scan lines"] == ["512", "85.00", "5.00"]
 
 

@@ -54,7 +54,9 @@ def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | N
         lines += [f"## {preset or 'No preset'}: {title}{but}", ""]
         for table in paper["tables"]:
             data = table.get("data", paper["data"])
-            text, filled = paper_table(table, data, mine, cost)
+            # fewer clouds than the official test split has are not that set, whatever their layout
+            whole = [r for r in mine if r.key.samples >= paper["least_clouds"][data]]
+            text, filled = paper_table(table, data, whole, cost)
             if filled or ((preset, departures) == (MAIN, "") and data == paper["data"]):
                 lines += text
         lines += [*all_runs(mine), *segmentations(mine), *best_epochs(mine)]

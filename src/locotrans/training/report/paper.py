@@ -22,15 +22,9 @@ Cost = Callable[[str, tuple[tuple[str, str], ...]], tuple[int, int]]
 def paper_table(
     table: Mapping[str, Any], data: str, results: Sequence[Result], cost: Cost
 ) -> tuple[list[str], bool]:
-    """Write one table of the paper; say too whether a cell of it was run.
-
-    Data of one's own in the layout of an official set do not count as that set: a table may say how
-    many clouds the official split has at least.
-    """
+    """Write one table of the paper; say too whether a cell of it was run."""
     filled = False
     rows = []
-    least = table.get("least_clouds", 0)
-    whole = [result for result in results if result.key.samples >= least]
     for row in table["rows"]:
         cells = [row["title"]]
         for column in table["columns"]:
@@ -46,7 +40,7 @@ def paper_table(
                     value = parameters if query["cost"] == "parameters" else flops
                     text = f"{value / 1e6:.2f}" if value < 1e8 else f"{value / 1e6:.0f}"
                 else:
-                    text = cell(query, data, whole)
+                    text = cell(query, data, results)
                     filled |= text != ""
             cells.append(text)
         rows.append(cells)
