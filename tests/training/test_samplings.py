@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from locotrans.data import CloudSet
+from locotrans.cli import main
+from locotrans.data import CloudSet, export
 from locotrans.data.samplings import LINES, SAMPLINGS, cell_numbers
 from locotrans.geometry import random_rotations
 from locotrans.models import ClassifierOutput, create_model
@@ -103,6 +104,21 @@ def test_the_table(spheres):
 def test_more_points_than_there_are(spheres):
     with pytest.raises(ValueError, match="has 600 points a shape"):
         measure_samplings(SpreadClassifier(), spheres, 200, counts=(700,))
+
+
+def test_dense_clouds_of_one_s_own_may_have_another_axis_up(uncut, tmp_path, capsys):
+    root = export("hdf5", tmp_path / "dense", train=2, test=6, points=64)
+    result = tmp_path / "result.json"
+    command = ["samplings", str(uncut), "--data", "hdf5:up=y", "--root", str(root)]
+    command += ["--rotation", "z", "--device", "cpu", "--counts", "32", "--json", str(result)]
+    with pytest.raises(SystemExit):
+        main(command)
+    error = capsys.readouterr().err
+    assert "test.h5 has 64 points a shape, got points=8192; ask for fewer by --dense" in error
+    assert "name denser clouds: meshes, as --data modelnet40:off" in error
+    main([*command, "--dense", "64"])
+    assert "hdf5:up=y test, 6 shapes, rotation z (about the y axis)" in capsys.readouterr().out
+    assert json.loads(result.read_text())["axis"] == "y"
 
 
 def test_sampled_points_have_no_labels(spheres):

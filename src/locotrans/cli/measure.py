@@ -178,7 +178,8 @@ def samplings(
 
     Args:
         weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
-        data: Data set of dense clouds; by default the one trained on.
+        data: Data set of dense clouds: meshes, as modelnet40:off, or files of yours, as hdf5:up=y
+            if y points up in them; by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
         pretrained: Take the weights that come with locotrans for the model of that name.
@@ -194,13 +195,20 @@ def samplings(
     """
     from rich.console import Console
 
+    from locotrans.data.hdf5 import FewerPointsError
     from locotrans.training.predict.samples import trained_choice
     from locotrans.training.record import find_device
     from locotrans.training.samplings import measure_samplings, samplings_table
 
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
-    model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
+    try:
+        model, metadata, clouds = load_test(weights, data, root, split, dense, shapes, json)
+    except FewerPointsError as error:
+        raise ValueError(
+            f"{error} by --dense and --counts, or name denser clouds: meshes, as --data "
+            "modelnet40:off, or files of yours, as --data hdf5:up=y --root DIR"
+        ) from None
     with progress_of("samplings") as report:
         result = measure_samplings(
             model,
