@@ -5,9 +5,10 @@
     python benchmarks/reproduce.py shapenetpart --root DIR --out runs --only "*_light_*"
 
 Each run is a folder of `locotrans train`, with its evaluations beside (``z.json``, ``so3.json``, of
-some ``perturb.json``); `locotrans report runs/*` makes tables of them. Repeated, the command goes
-on: with the run that was cut, then with those that are missing. It ends with the status 3 where
-there was no time for all runs, 2 where one failed.
+some ``perturb.json`` and, with --dense, ``samplings.json``); `locotrans report runs/*` makes tables
+of them. Our own recipe for ModelNet40 comes last. Repeated, the command goes on: with the run that
+was cut, then with those that are missing. It ends with the status 3 where there was no time for all
+runs, 2 where one failed.
 """
 
 import argparse
@@ -44,24 +45,35 @@ ABLATED = {  # 60 epochs each
     FULL: {f"fusion_{x}": f"--options fusion={x}" for x in ("true", "false")},
 }
 PERTURBED = (f"{LIGHT}_z_s0", f"{FULL}_z_s0", f"{LIGHT}_k_20", f"{LIGHT}_gram_schmidt")
-FILES = ("record.json", "metrics.jsonl", "perturb.json", "z.json", "so3.json")  # for tables
+SAMPLED = tuple(f"{model}{recipe}_z_s0" for recipe in ("", "_even") for model in (LIGHT, FULL))
+# what tables are made of
+FILES = ("record.json", "metrics.jsonl", "perturb.json", "samplings.json", "z.json", "so3.json")
 
 
-def runs(preset: str, models: Sequence[str], flags: str = "", seeds: int = 1) -> dict[str, str]:
-    """Return the flags of `locotrans train` by the name of a run: about the up axis, in any pose.
+def runs(
+    preset: str,
+    models: Sequence[str],
+    flags: str = "",
+    seeds: int = 1,
+    rotations: Sequence[str] = ("z", "so3"),
+    recipe: str = "",
+) -> dict[str, str]:
+    """Return the flags of `locotrans train` by the name of a run.
 
     Args:
         preset: the recipe.
         models: which networks.
         flags: what departs from the recipe.
         seeds: how many, from 0 on.
+        rotations: about the up axis, in any pose.
+        recipe: what the names say of a recipe that is not the paper's, such as "_even".
     """
     return {
-        f"{model}_{rotation}_s{seed}": (
+        f"{model}{recipe}_{rotation}_s{seed}": (
             f"--preset {preset} --model {model} --rotation {rotation} --seed {seed} {flags}"
         )
         for seed in range(seeds)
-        for rotation in ("z", "so3")
+        for rotation in rotations
         for model in models
     }
 
@@ -77,6 +89,7 @@ STUDIES: Mapping[str, Mapping[str, str]] = {
             for model, ablations in ABLATED.items()
             for name, flags in ablations.items()
         },
+        **runs("modelnet40_even", [LIGHT, FULL], rotations=["z"], recipe="_even"),
     },
     "shapenetpart": runs(
         "shapenetpart", [name.format("partseg") for name in SEGMENTERS], "--epochs 100"
@@ -101,6 +114,9 @@ def reproduce(name: str, flags: str, args: argparse.Namespace, deadline: float) 
             return False
         raise
     commands = {"perturb": ["perturb", str(folder), *given]} if name in PERTURBED else {}
+    if args.dense is not None and name in SAMPLED:
+        dense = ["--data", "hdf5:up=y", "--root", str(args.dense), "--device", args.device]
+        commands["samplings"] = ["samplings", str(folder), *dense]
     without = [] if args.exclude is None else ["--exclude", str(args.exclude)]
     for rotation in ("z", "so3"):
         commands[rotation] = ["eval", str(folder), "--rotation", rotation, *given, *without]
@@ -136,6 +152,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--exclude", type=Path, help="as of `locotrans eval`")
     parser.add_argument(
+        "--dense",
+        type=Path,
+        help="folder with test.h5 of dense clouds of the data set, y up, for `locotrans samplings`",
+    )
+    parser.add_argument(
         "--precision",
         default="mixed" if torch.cuda.is_available() else "float32",
         choices=["float32", "mixed"],
@@ -151,6 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--stop-after must be at least 0 seconds, got {args.stop_after:g}")
     if args.exclude is not None and not args.exclude.is_file():
         parser.error(f"--exclude {args.exclude}: there is no such file")
+    if args.dense is not None and not (args.dense / "test.h5").is_file():
+        parser.error(f"--dense {args.dense}: there is no file {args.dense / 'test.h5'}")
     deadline = time.monotonic() + args.stop_after
     records = args.records or args.out
     left = [name for name in chosen if not (records / name / FILES[-1]).exists()]

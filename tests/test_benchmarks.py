@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from locotrans import create_model
-from locotrans.data import load_dataset
+from locotrans.data import export, load_dataset
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.loop import Stopped
@@ -500,7 +500,8 @@ def test_reproduce_goes_on_until_every_run_is_measured(tmp_path, monkeypatch, ca
     assert not (tmp_path / "records").exists()
     assert reproduce.main([*common, "--only=s1"]) == 0
     kept = tmp_path / "records" / "s1"
-    assert {path.name for path in kept.iterdir()} == {*reproduce.FILES} - {"perturb.json"}
+    some = {"perturb.json", "samplings.json"}
+    assert {path.name for path in kept.iterdir()} == {*reproduce.FILES} - some
     assert json.loads((kept / "so3.json").read_text())["rotation"] == "so3"
     capsys.readouterr()
     assert reproduce.main([*common, "--list"]) == 0
@@ -511,12 +512,16 @@ def test_reproduce_goes_past_a_run_that_fails(tmp_path, monkeypatch, capsys):
     studies = {"modelnet40": {"a": f"--model dgcnn {TINY}", "b": f"--model dgcnn {TINY}"}}
     monkeypatch.setattr(reproduce, "STUDIES", studies)
     monkeypatch.setattr(reproduce, "PERTURBED", ("b",))
-    common = ["modelnet40", "--device=cpu", "--out", str(tmp_path)]
+    monkeypatch.setattr(reproduce, "SAMPLED", ("b",))
+    dense = export("hdf5", tmp_path / "dense", train=1, test=2, points=8192)
+    common = ["modelnet40", "--device=cpu", "--out", str(tmp_path), "--dense", str(dense)]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "checkpoint.safetensors").write_bytes(b"damaged")
     assert reproduce.main(common) == 2
     assert "failed: a" in capsys.readouterr().err
-    assert {"perturb.json", "z.json", "so3.json"} <= {p.name for p in (tmp_path / "b").iterdir()}
+    assert {*reproduce.FILES} <= {p.name for p in (tmp_path / "b").iterdir()}
+    sampled = json.loads((tmp_path / "b" / "samplings.json").read_text())
+    assert (sampled["data"], len(sampled["rows"])) == ("hdf5:up=y", 21)
 
 
 def test_reproduce_stops_at_ctrl_c(tmp_path, monkeypatch):
@@ -535,6 +540,7 @@ def test_reproduce_stops_at_ctrl_c(tmp_path, monkeypatch):
         ("--only=nothing*", "no run of psb is called 'nothing*'"),
         ("--stop-after=-5", "--stop-after must be at least 0 seconds, got -5"),
         ("--exclude=gone.txt", "--exclude gone.txt: there is no such file"),
+        ("--dense=gone", "--dense gone: there is no file gone/test.h5"),
     ],
 )
 def test_reproduce_refuses(argument, message, capsys):
@@ -567,6 +573,10 @@ def test_runs_that_are_reproduced_are_what_locotrans_trains(study, monkeypatch):
         assert name.startswith(config.model)
         assert create_model(config.model, 4, **parse_options(config.model, config.options))
     assert len({str(config) for config in asked.values()}) == len(asked)
+
+
+def test_names_of_measurements_are_names_of_runs():
+    assert {*reproduce.PERTURBED, *reproduce.SAMPLED} <= reproduce.STUDIES["modelnet40"].keys()
 
 
 def test_ablations_fill_their_tables(tmp_path, monkeypatch):
