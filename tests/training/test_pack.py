@@ -1,6 +1,7 @@
 """A finished run becomes weights by name."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -75,6 +76,27 @@ def test_damaged_and_missing_weights(shelf):
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is damaged"):
         create_model(NAME, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"sha256": "12', "Unterminated string"),
+        (b"", "Expecting value"),
+        (b"\xff\xfe", "can't decode byte"),
+        (b"[]", "it does not describe weights"),
+        (b'{"sha256": "12"}', "it does not describe weights"),
+    ],
+)
+def test_a_damaged_description_of_weights_is_named(shelf, content, reason, capsys):
+    about = shelf / f"{NAME}.json"
+    about.write_bytes(content)
+    message = rf"{re.escape(str(about))} is damaged \(.*{reason}.*install locotrans again"
+    with pytest.raises(ValueError, match=message):
+        create_model(NAME, pretrained=True)
+    with pytest.raises(SystemExit):
+        main(["eval", NAME, "--pretrained"])
+    assert "install locotrans again" in capsys.readouterr().err
 
 
 def test_eval_of_packed_weights(shelf, uncut, tmp_path, capsys):

@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 FOLDER = Path(__file__).parents[1] / "weights"
+AGAIN = "install locotrans again or, if you packed them, `locotrans pack` their run again"
+"""What to do about damaged files."""
 
 
 def list_pretrained() -> list[str]:
@@ -23,7 +25,7 @@ def pretrained_weights(name: str) -> tuple[Path, dict[str, Any]]:
     """Return the weights file of a model and what is known of it, after checking the file.
 
     Raises:
-        ValueError: if there are no weights for the model, or the file is damaged.
+        ValueError: if there are no weights for the model, or a file of theirs is damaged.
     """
     path, about = FOLDER / f"{name}.safetensors", FOLDER / f"{name}.json"
     if not path.exists() or not about.exists():
@@ -32,13 +34,25 @@ def pretrained_weights(name: str) -> tuple[Path, dict[str, Any]]:
             f"no trained weights come with locotrans for {name!r} (there are: {known}); train the "
             "model with `locotrans train`, and name the run folder or its weights.safetensors"
         )
-    facts = json.loads(about.read_text())
+    facts = read_description(about)
     if hashlib.sha256(path.read_bytes()).hexdigest() != facts["sha256"]:
-        raise ValueError(
-            f"{path} is damaged (its SHA-256 is not the one in {about.name}); "
-            "install locotrans again"
-        )
+        raise ValueError(f"{path} is damaged (its SHA-256 is not the one in {about.name}); {AGAIN}")
     return path, facts
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read what is known of a weights file.
+
+    Raises:
+        ValueError: if the description is damaged.
+    """
+    try:
+        facts = json.loads(path.read_text())
+    except ValueError as error:  # no JSON, or no text
+        raise ValueError(f"{path} is damaged ({error}); {AGAIN}") from None
+    if not isinstance(facts, dict) or not {"sha256", "config", "num_classes"} <= facts.keys():
+        raise ValueError(f"{path} is damaged (it does not describe weights); {AGAIN}")
+    return facts
 
 
 def load_pretrained(model: nn.Module, path: Path) -> nn.Module:
