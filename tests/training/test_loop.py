@@ -9,9 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from locotrans.cli import main
 from locotrans.training import TrainConfig, evaluate, load_weights, loop, train
 from locotrans.training import step as step_module
 from locotrans.training.augment import augment
+from locotrans.training.checkpoint import read_tensors, write_tensors
 from locotrans.training.folder import check_folder, locked
 from locotrans.training.loop import epoch_order, learning_rate
 from locotrans.training.parts import split
@@ -257,6 +259,29 @@ def test_a_second_interrupt_breaks_off():
 def test_a_time_that_is_over_before_it_begins_is_refused(tiny):
     with pytest.raises(ValueError, match="stop_after must be at least 0 seconds, got -4"):
         train(tiny, QUIET, stop_after=-4.0)
+
+
+def test_mixed_precision_is_refused_on_a_cpu(tiny):
+    """Autocast on a CPU is another thing, and what networks learn by it has not been measured."""
+    config = dataclasses.replace(tiny, precision="mixed")
+    with pytest.raises(ValueError, match="for training on a GPU, and this would be on cpu; take"):
+        train(config, QUIET)
+    assert not tiny.out.exists()
+
+
+def test_a_run_in_mixed_precision_is_evaluated_on_a_cpu(uncut, tmp_path, capsys):
+    """As if a GPU had trained it."""
+    run = tmp_path / "run"
+    shutil.copytree(uncut, run)
+    tensors, header = read_tensors(run / "weights.safetensors")
+    header["settings"]["precision"] = "mixed"
+    write_tensors(run / "weights.safetensors", tensors, header)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "precision": "mixed"}))
+    main(["eval", str(run), "--device", "cpu", "--rotations", "1"])
+    assert "combined" in capsys.readouterr().out
+    main(["train", "--config", str(run / "config.json"), "--out", str(run)])
+    assert "is finished; nothing to do" in " ".join(capsys.readouterr().out.split())
 
 
 def test_weights_that_the_last_step_spoils_are_not_kept(tiny, monkeypatch):

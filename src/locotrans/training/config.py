@@ -113,7 +113,8 @@ class TrainConfig:
     shuffle: bool = True
     """Shuffle the points of each shape."""
     precision: Literal["float32", "mixed"] = "float32"
-    """Numbers: float32, or on a GPU mixed: products by TF32 and bfloat16, edges in bfloat16."""
+    """Numbers: float32, or, on a GPU only, mixed: products by TF32 and bfloat16, edges in bfloat16;
+    an evaluation is in float32."""
     seed: int = 0
     """Seed of everything random."""
     evaluate_every: int = 0

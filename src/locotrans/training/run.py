@@ -55,6 +55,11 @@ class Run:
         self.config = config
         self.folder = config.out
         self.device = find_device(config.device)
+        if config.precision == "mixed" and self.device.type != "cuda":
+            raise ValueError(
+                f"precision mixed is for training on a GPU, and this would be on {self.device}; "
+                "take --precision float32, or --device cuda where there is one"
+            )
         options = parse_options(config.model, config.options)
         self.train_set, self.held_out = name_parts(config.model, *load_data(config))
         if config.batch_size % processes():
