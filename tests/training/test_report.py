@@ -51,7 +51,7 @@ def shelf(tmp_path):
         files[-1].write_text(json.dumps(document))
 
     def record(model, accuracy, best=None, seconds=60.0, **changes):
-        chosen = {"best_test_epoch": {"overall_accuracy": best}} if best else {}
+        chosen = {"best_test_epoch": {"overall_accuracy": best, "of": 25}} if best else {}
         write(run_record(settings(model, **changes), evaluation(accuracy), seconds, **chosen))
 
     def evaluated(model, measured, stored=None, **changes):
@@ -169,14 +169,24 @@ def test_validation_and_other_data_stay_out_of_the_paper_s_tables(shelf):
 def test_an_evaluation_of_a_run_is_not_counted_twice(shelf):
     record, evaluated, files = shelf
     record(FULL, 0.91, best=0.915)
-    excluded = {"without_excluded": {"samples": 9, "heads": heads(0.905)}}
+    excluded = {"without_excluded": {"excluded": 87, "heads": heads(0.905)}}
     evaluated(FULL, {**evaluation(0.9101), **excluded})
     text = report(files)
     assert section(text, "Tab. 1:")["LocoTrans"][3] == "91.01"
-    assert "| 90.50 |" in text  # without the excluded shapes
+    assert "| 90.50 without 87 |" in text
     rows = section(text, "### Best test epoch")
     where = ["", "float32", "z/so3", "modelnet40:hdf5 test, 2,468 clouds"]
-    assert rows[FULL] == [*where, "overall", "91.01", "91.50"]
+    assert rows[FULL] == [*where, "overall", "91.01", "91.50", "25"]
+
+
+def test_where_nothing_was_turned_there_is_no_agreement(shelf):
+    _, evaluated, files = shelf
+    evaluated("dgcnn", evaluation(0.91, "none"), rotation="none")
+    evaluated("dgcnn", evaluation(0.2), rotation="none")
+    text = report(files)
+    where = "modelnet40:hdf5 test, 2,468 clouds"
+    assert f"| none/none | {where} | 91.00 | 86.00 |  |" in text
+    assert f"| none/so3 | {where} | 20.00 | 15.00 | 99.50 |" in text
 
 
 def test_training_times_are_told_a_run_at_a_time(shelf):
@@ -208,7 +218,7 @@ def test_packed_weights_do_not_take_the_place_of_their_run(shelf):
     where = "z/so3 | modelnet40:hdf5 test, 2,468 clouds"
     assert f"| {FULL} |  | float32 | {where} | 91.00 |" in text
     assert f"| {FULL} |  | float32, weights in float16 | {where} | 90.00 |" in text
-    assert section(text, "### Best test epoch")[FULL][-2:] == ["91.00", "91.50"]
+    assert section(text, "### Best test epoch")[FULL][-3:] == ["91.00", "91.50", "25"]
     assert f"### Perturbations: {FULL}, weights in float16, z/so3, modelnet40:hdf5 test" in text
 
 
@@ -457,15 +467,15 @@ def test_segmentation_tells_the_mean_accuracy_the_best_epoch_and_the_rest(tmp_pa
     ]
     best = best_test_epoch(lines)
     assert best == {"epoch": 2, "miou": 0.45, "of": 3}  # by what networks are compared by
-    rest = {"heads": {"combined": {**figures, "miou": 0.35}}}
+    rest = {"heads": {"combined": {**figures, "miou": 0.35}}, "excluded": 2}
     measured = {"heads": {"combined": figures}, "rotation": "so3", "data": "s3dis"}
     measured |= {"split": "test", "without_excluded": rest}
     config = to_json(preset_config("s3dis_spheres", "dgcnn_semseg"))
     document = run_record(config, measured, best_test_epoch=best)
     (tmp_path / "one.json").write_text(json.dumps(document))
     text = report([tmp_path / "one.json"])
-    assert "| s3dis test |  |  | 40.00 | 80.00 | 50.00 | 90.00 | 35.00 |" in text
-    assert "| s3dis test | mIoU | 40.00 | 45.00 |" in text
+    assert "| s3dis test |  |  | 40.00 | 80.00 | 50.00 | 90.00 | 35.00 without 2 |" in text
+    assert "| s3dis test | mIoU | 40.00 | 45.00 | 3 |" in text
 
 
 def test_six_folds_are_one_figure(tmp_path):

@@ -65,6 +65,8 @@ class Training:
     device: str
     best_test_epoch: float | None = None
     """The main figure of the best test epoch, where several were measured."""
+    test_epochs: int = 0
+    """Of how many it is the best."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Result:
     heads: Mapping[str, Mapping[str, float]]
     without_excluded: float | None = None
     """Accuracy, or mIoU, without the excluded shapes, where that was measured."""
+    excluded: int = 0
+    """How many these are."""
     training: Training | None = None
     """Where the run's own record is among the files."""
     sampled: Sequence[Mapping[str, Any]] = ()
@@ -135,11 +139,14 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
         config = TrainConfig(**typed_fields(TrainConfig, settings))
         date = document.get("environment", {}).get("date", "")
         if "rows" not in measured:
-            excluded = measured.get("without_excluded", {}).get("heads", {}).get("combined", {})
-            without = excluded.get(main_figure(excluded)) if excluded else None
+            facts: dict[str, Any] = {"date": date, "trained_on": config.data}
+            if "without_excluded" in measured:
+                rest = measured["without_excluded"]
+                combined = rest["heads"]["combined"]
+                facts |= {"without_excluded": combined[main_figure(combined)]}
+                facts |= {"excluded": rest["excluded"]}
             key, heads = key_of(config, measured), measured["heads"]
-            facts = {"date": date, "trained_on": config.data}
-            yield Result(key, config.seed, heads, without, training, **facts)
+            yield Result(key, config.seed, heads, training=training, **facts)
         elif "count" in measured["rows"][0]:
             rows = measured["rows"]
             key = key_of(config, measured, ("samplings", 0.0))
@@ -160,8 +167,9 @@ def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
 def training_of(record: Mapping[str, Any]) -> Training:
     """Return what a record tells of the training."""
     figure = main_figure(record["evaluation"]["heads"]["combined"])
-    best = record.get("best_test_epoch", {}).get(figure)
-    return Training(float(record["seconds"]), record["environment"]["device"], best)
+    best = record.get("best_test_epoch", {"of": 0})
+    seconds, device = float(record["seconds"]), record["environment"]["device"]
+    return Training(seconds, device, best.get(figure), best["of"])
 
 
 def key_of(

@@ -28,7 +28,12 @@ NOTE = """\
 Accuracy in percent. Ours: the last epoch, over all fixed rotations of every test shape; several
 seeds as mean ± half of the range (count). The paper's figures are those of the epoch that was best
 on the test set. Empty: not run. Networks are trained in float32, or where it says so in mixed
-precision, and are always evaluated in float32."""
+precision, and are always evaluated in float32.
+
+A protocol names the rotations of training and of testing: z about the up axis, so3 any, none.
+Agreement is the share of the rotated shapes (or of their points) with the answer that they have
+unrotated. "Without excluded shapes" leaves out those that `eval --exclude` was told, as many as it
+says."""
 
 
 def render(results: Sequence[Result], curves: Path | None = None, cost: Cost | None = None) -> str:

@@ -59,19 +59,28 @@ def all_runs(results: Sequence[Result]) -> list[str]:
         if "class_accuracy" not in same[0].heads["combined"] or is_segmentation(same[0]):
             continue
         figures = [
-            aggregate([r.heads["combined"][name] for r in same])
+            figure_cell(same, name)
             for name in ("overall_accuracy", "class_accuracy", "rotation_agreement")
         ]
         rows.append([*run_cells(key), data_cell(key), *figures, without_cell(same)])
     header = [*RUN, "data", "overall", "class mean", "agreement"]
-    table = markdown([*header, "overall, without excluded"], rows)
+    table = markdown([*header, "overall, without excluded shapes"], rows)
     return ["### All evaluations", "", *table, ""] if rows else []
 
 
+def figure_cell(results: Sequence[Result], name: str) -> str:
+    """Write a figure of the answer, where there is one: none of agreement if nothing was turned."""
+    combined = [result.heads["combined"] for result in results]
+    if name not in combined[0] or (name, results[0].key.test) == ("rotation_agreement", "none"):
+        return ""
+    return aggregate([figures[name] for figures in combined])
+
+
 def without_cell(results: Sequence[Result]) -> str:
-    """Write the figure without the excluded shapes, where that was measured."""
+    """Write the figure without the excluded shapes, where that was measured, and their number."""
     without = [r.without_excluded for r in results if r.without_excluded is not None]
-    return aggregate(without) if without else ""
+    counts = sorted({str(r.excluded) for r in results if r.without_excluded is not None})
+    return f"{aggregate(without)} without {' or '.join(counts)}" if without else ""
 
 
 def is_segmentation(result: Result) -> bool:
@@ -85,16 +94,14 @@ def segmentations(results: Sequence[Result]) -> list[str]:
     shares: dict[str, dict[str, str]] = {}
     for key, same in groups([r for r in results if is_segmentation(r)]):
         combined = [r.heads["combined"] for r in same]
-        figures = [
-            aggregate([x[name] for x in combined]) if name in combined[0] else "" for name in TITLES
-        ]
+        figures = [figure_cell(same, name) for name in TITLES]
         rows.append([*run_cells(key), data_cell(key), *figures, without_cell(same)])
         names.append(f"{run_title(key)}, {data_cell(key)}")
         for name, each in tables_of(combined).items():
             shares.setdefault(name, {})[names[-1]] = aggregate(each)
     if not rows:
         return []
-    header = [*RUN, "data", *TITLES.values(), "(instance) mIoU, without excluded"]
+    header = [*RUN, "data", *TITLES.values(), "(instance) mIoU, without excluded shapes"]
     lines = ["### Segmentation", "", *markdown(header, rows), ""]
     cells = [[name, *(by.get(run, "") for run in names)] for name, by in shares.items()]
     return [*lines, "IoU of every category or class:", "", *markdown(["", *names], cells), ""]
@@ -160,8 +167,10 @@ def best_epochs(results: Sequence[Result]) -> list[str]:
             figure = main_figure(same[0].heads["combined"])
             last = aggregate([r.heads["combined"][figure] for r, _ in best])
             chosen = aggregate([value for _, value in best])
-            rows.append([*run_cells(key), data_cell(key), TITLES[figure], last, chosen])
-    header = [*RUN, "data", "figure", "last epoch", "best test epoch"]
+            counts = sorted({str(r.training.test_epochs) for r, _ in best if r.training})
+            figures = [TITLES[figure], last, chosen, " or ".join(counts)]
+            rows.append([*run_cells(key), data_cell(key), *figures])
+    header = [*RUN, "data", "figure", "last epoch", "best test epoch", "of so many"]
     title = "### Best test epoch (chosen on the test set: for comparison with papers only)"
     return [title, "", *markdown(header, rows), ""] if rows else []
 
