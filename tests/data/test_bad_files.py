@@ -137,7 +137,7 @@ def test_part_numbers_out_of_range(exported):
     path.write_text("99\n" * count)
     lists = read_lists(path.parents[2])
     listed = [s for s, shapes in lists.items() if f"{path.parents[1].name}/{path.stem}" in shapes]
-    message = rf"{path.name} has the part number 99, and \w+ has parts from 1 to \d; correct it"
+    message = rf"{path.name} has the part number 99, and \w+ has the parts 1[, \d]*; correct it"
     with pytest.raises(ValueError, match=message):
         load_dataset("shapenetpart", *listed, root=root, points=256)
     path.write_text("1\n" * (count - 1))
@@ -145,18 +145,74 @@ def test_part_numbers_out_of_range(exported):
         load_dataset("shapenetpart", "test", root=root)
 
 
-def own_parts(folder, labels):
-    """Write a set of two shapes of one category in the text layout, each with these labels."""
+def own_parts(folder, *labels, layout="normal"):
+    """Write categories in a text layout, a shape of each in every split, with these labels."""
     (folder / "train_test_split").mkdir(parents=True)
-    (folder / "synsetoffset2category.txt").write_text("Thing 001\n")
+    names = ["Thing", "Other"][: len(labels)]
+    listing = "".join(f"{name} 00{number}\n" for number, name in enumerate(names))
+    (folder / "synsetoffset2category.txt").write_text(listing)
     for split in ("train", "val", "test"):
         path = folder / "train_test_split" / f"shuffled_{split}_file_list.json"
-        path.write_text(json.dumps([f"shape_data/001/{split}"]))
-        rows = np.random.default_rng(0).normal(size=(len(labels), 7))
-        rows[:, 6] = labels
-        (folder / "001").mkdir(exist_ok=True)
-        np.savetxt(folder / "001" / f"{split}.txt", rows)
+        path.write_text(json.dumps([f"shape_data/00{i}/{split}" for i in range(len(names))]))
+        for number, own in enumerate(labels):
+            place = folder / f"00{number}"
+            rows = np.random.default_rng(0).normal(size=(len(own), 7))
+            rows[:, 6] = own
+            for sub in ("points", "points_label"):
+                (place / sub).mkdir(parents=True, exist_ok=True)
+            if layout == "normal":
+                np.savetxt(place / f"{split}.txt", rows)
+            else:
+                np.savetxt(place / "points" / f"{split}.pts", rows[:, :3])
+                np.savetxt(place / "points_label" / f"{split}.seg", rows[:, 6])
     return folder
+
+
+@pytest.mark.parametrize(("layout", "first"), [("normal", 0), ("normal", 1), ("pts", 1)])
+def test_part_numbers_that_begin_anew_in_every_category(tmp_path, layout, first):
+    one, other = np.arange(40) % 3 + first, np.arange(40) % 2 + first
+    one[:4] = -1
+    root = own_parts(tmp_path, one, other, layout=layout)
+    clouds = load_dataset(f"shapenetpart:{layout}", "test", root=root, points=40)
+    assert clouds.part_names == ("Thing/1", "Thing/2", "Thing/3", "Other/1", "Other/2")
+    assert clouds.parts[0].unique().tolist() == [-1, 0, 1, 2]
+    assert clouds.parts[1].unique().tolist() == [3, 4]
+    assert clouds.parts[1].bincount().tolist() == [0, 0, 0, 20, 20]
+
+
+def test_part_numbers_of_two_categories_that_meet_are_refused(tmp_path):
+    apart = own_parts(tmp_path / "apart", [0, 1] * 20, [2, 3] * 20)
+    names = load_dataset("shapenetpart:normal", "test", root=apart, points=8).part_names
+    assert names == ("Thing/1", "Thing/2", "Other/1", "Other/2")
+    root = own_parts(tmp_path / "mixed", [0, 1] * 20, [2, 3] * 19 + [0, 2])
+    with pytest.raises(ValueError, match="Thing and Other both have a part 0, and parts are not"):
+        load_dataset("shapenetpart:normal", "test", root=root, points=8)
+
+
+@pytest.mark.parametrize("layout", ["hdf5", "normal", "pts"])
+def test_a_part_of_another_category_at_any_point_of_a_file(layout, exported):
+    root = exported(f"shapenetpart:{layout}")
+    if layout == "hdf5":
+        with h5py.File(next(root.rglob("ply_data_test0.h5")), "r+") as file:
+            pid, kinds = file["pid"][:], file["label"][:, 0]
+            pid[0, -1] = pid[kinds != kinds[0]][0, 0]
+            file["pid"][:] = pid
+        message = "test0.h5: 1 shape has points on parts of another category: shape 0, of"
+    else:
+        folder = next(root.glob("*"))
+        shape = read_lists(folder)["test"][0]
+        if layout == "normal":
+            path = folder / f"{shape}.txt"
+            rows = np.loadtxt(path)
+            rows[-1, 6] = 0 if rows[0, 6] > 5 else 40
+            np.savetxt(path, rows)
+        else:
+            path = folder / shape.replace("/", "/points_label/")
+            path = path.with_suffix(".seg")
+            path.write_text("\n".join([*path.read_text().split()[:-1], "40"]))
+        message = rf"{path.name} has the part number \d+, and \w+ has the parts"
+    with pytest.raises(ValueError, match=message):
+        load_dataset("shapenetpart", "test", root=root, points=2)
 
 
 def test_points_without_a_label_among_parts(tmp_path):
@@ -185,7 +241,9 @@ def test_the_shape_with_an_unknown_part_or_category_is_named(exported):
             kept = values.copy()
             values[3] = 200
             file[field][:] = values
-        with pytest.raises(ValueError, match=rf"hdf5_data, test: shape 3 has {message}, expected"):
+        with pytest.raises(
+            ValueError, match=rf"ply_data_test0.h5: shape 3 has {message}, expected"
+        ):
             load_dataset("shapenetpart", "test", root=root, points=8)
         with h5py.File(path, "r+") as file:
             file[field][:] = kept

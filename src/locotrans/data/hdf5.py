@@ -6,7 +6,7 @@ The data set `hdf5` is a folder of them that is not one of the known releases: `
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +91,7 @@ def load_clouds(
     optional: Sequence[str] = (),
     order: Literal["first", "random"] = "random",
     seed: int = 0,
+    check: Callable[[Path, dict[str, Any]], None] | None = None,
 ) -> dict[str, Tensor]:
     """Read files of equal clouds one after the other and keep ``points`` of each cloud.
 
@@ -102,6 +103,7 @@ def load_clouds(
         order: "first" takes the first points, as the authors' programs do where a release has
             its points in random order; "random" draws by ``seed``, the same places of every cloud.
         seed: Seed of that.
+        check: Sees the arrays of each file, all of its points, and may refuse them.
     """
     parts = []
     for path in paths:
@@ -111,6 +113,8 @@ def load_clouds(
             raise ValueError(f"{path} has {available:,} points a shape, unlike {paths[0]}")
         if points > available:
             raise FewerPointsError(path, available, points)
+        if check is not None:
+            check(path, parts[-1])
     columns: Any = slice(points)
     if order == "random" and points < available:
         columns = np.sort(np.random.default_rng(seed).permutation(available)[:points])

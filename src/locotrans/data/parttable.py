@@ -67,18 +67,18 @@ class PartTable:
             table[row, list(numbers)] = True
         return table
 
-    def foreign_notes(
-        self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"], ids: Sequence[str] = ()
-    ) -> list[str]:
-        """Say how many shapes have points on a part of another category; -1 is no label.
+    def check(
+        self, labels: Int[Tensor, "s"], parts: Int[Tensor, "s m"], names: Sequence[str]
+    ) -> None:
+        """Refuse a number that is no category, or no part of the shape's own; -1 is no label.
 
         Args:
             labels: The categories of shapes.
-            parts: The parts of their points.
-            ids: Where the shapes come from, where that is known.
+            parts: The parts of all of their points.
+            names: What to call the shapes.
 
         Raises:
-            ValueError: for a number that is no category or no part; it names the shape.
+            ValueError: naming the first such shape.
         """
         for what, values, size, least in (
             ("category", labels[:, None], len(self.categories), 0),
@@ -87,17 +87,20 @@ class PartTable:
             wrong = (values < least) | (values >= size)
             if bool(wrong.any()):
                 row = int(wrong.any(1).nonzero()[0, 0])
-                shape = ids[row] if ids else f"shape {row}"
                 number = int(values[row][wrong[row]][0])
                 raise ValueError(
-                    f"{shape} has the {what} number {number}, expected 0 to {size - 1}; correct it"
+                    f"{names[row]} has the {what} number {number}, expected 0 to {size - 1}; "
+                    "correct it"
                 )
-        known = self.allowed[labels[:, None], parts.clamp_min(0)]
-        foreign = int((~known & (parts >= 0)).any(1).sum())
-        if not foreign:
-            return []
-        shapes = counted(foreign, "shape has", "shapes have")
-        return [f"{shapes} points on parts of another category"]
+        foreign = ~self.allowed[labels[:, None], parts.clamp_min(0)] & (parts >= 0)
+        if bool(foreign.any()):
+            rows = foreign.any(1).nonzero()[:, 0].tolist()
+            part = self.part_names[int(parts[rows[0]][foreign[rows[0]]][0])]
+            raise ValueError(
+                f"{counted(len(rows), 'shape has', 'shapes have')} points on parts of another "
+                f"category: {names[rows[0]]}, of category {self.categories[int(labels[rows[0]])]}, "
+                f"on {part}; correct the labels, or set them to -1"
+            )
 
 
 def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:

@@ -2,15 +2,18 @@
 
 "normal": ``<category>/<shape>.txt`` with x y z nx ny nz part (-1: no label). "pts":
 ``<category>/points/<shape>.pts`` and ``<category>/points_label/<shape>.seg``, where parts count
-from 1 within their category.
+from 1 within their category. What a data set gives are numbers over all categories.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from locotrans.counting import counted
@@ -50,14 +53,21 @@ def load_text(folder: Path, layout: str, splits: Sequence[str], points: int, see
         sources += [_labels_path(path) for path in sources]
     ragged = prepared(f"parts-{layout}", folder, sources, lambda: _read(layout, paths, there))
     categories = [shape.split("/")[0] for shape in there]
-    table = read_table_of_parts(folder, "synsetoffset2category.txt")
-    if table is None:
-        table = _table_from_files(folder, ragged, categories)
+    found = read_table_of_parts(folder, "synsetoffset2category.txt")
+    if found is not None:
+        table, own = found, found.parts
+        if layout == "pts":
+            own = tuple(tuple(range(1, len(numbers) + 1)) for numbers in table.parts)
+    else:
+        table, own = _table_from_files(folder, layout, ragged, categories)
     labels = torch.tensor([_category(table, folder, categories[row]) for row in rows])
+    files = [paths[there[row]] for row in rows]
+    files = [_labels_path(file) for file in files] if layout == "pts" else files
+    numbers = _overall_numbers(table, own, ragged)
+    _check_parts(table, own, numbers, ragged, rows, labels, files)
     clouds = resample(ragged, points, rows=rows, seed=seed)
-    if layout == "pts":
-        files = [_labels_path(paths[there[row]]) for row in rows]
-        clouds = _number_parts(table, labels, clouds, files)
+    assert clouds.parts is not None
+    clouds = replace(clouds, parts=numbers[labels[:, None], clouds.parts])
     absent = len(wanted) - len(rows)
     notes = [f"{absent:,} listed shapes are not there"] if absent else []
     notes += overlap_notes(lists, splits)
@@ -125,39 +135,89 @@ def _category(table: PartTable, folder: Path, synset: str) -> int:
     return table.synsets.index(synset)
 
 
-def _table_from_files(folder: Path, ragged: Ragged, categories: Sequence[str]) -> PartTable:
-    """Collect the part numbers that occur in each category, for data of one's own."""
+Numbers = tuple[tuple[int, ...], ...]
+"""For each category, the numbers that its files have for its parts, in the order of the table."""
+
+
+def _table_from_files(
+    folder: Path, layout: str, ragged: Ragged, categories: Sequence[str]
+) -> tuple[PartTable, Numbers]:
+    """Collect the part numbers that occur in each category, for data of one's own.
+
+    Numbers that begin anew in every category get numbers of their own over all of them.
+
+    Raises:
+        ValueError: if no point has a label, or categories share some numbers only.
+    """
     pairs = read_categories(folder / "synsetoffset2category.txt")
     found: dict[str, set[int]] = {synset: set() for _, synset in pairs}
-    parts = torch.zeros(0) if ragged.parts is None else ragged.parts
     for row, synset in enumerate(categories):
-        start, end = ragged.offsets[row : row + 2].tolist()
-        found.setdefault(synset, set()).update(parts[start:end].unique().tolist())
-    found = {synset: numbers - {-1} for synset, numbers in found.items()}
-    if not any(found.values()):
-        raise ValueError(f"{folder}: no point of any shape has a label; all of them are -1")
+        found.setdefault(synset, set()).update(_parts_of(ragged, row).unique().tolist())
     names, synsets = zip(*pairs, strict=True)
-    return PartTable(names, synsets, tuple(tuple(sorted(found[synset])) for synset in synsets))
-
-
-def _number_parts(
-    table: PartTable, labels: Tensor, clouds: Clouds, files: Sequence[Path]
-) -> Clouds:
-    """Turn part numbers within the category, from 1, into numbers over all categories."""
-    assert clouds.parts is not None
-    sizes = torch.tensor([len(found) for found in table.parts])[labels][:, None]
-    unlabelled = clouds.parts == -1
-    wrong = ((clouds.parts < 1) & ~unlabelled) | (clouds.parts > sizes)
-    if bool(wrong.any()):
-        row = int(wrong.any(1).nonzero()[0, 0])
-        number, category = int(clouds.parts[row][wrong[row]][0]), table.categories[int(labels[row])]
+    own = tuple(tuple(sorted(found[synset] - {-1})) for synset in synsets)
+    if layout == "pts":
+        own = tuple(tuple(range(1, max(numbers, default=0) + 1)) for numbers in own)
+    if not any(own):
+        raise ValueError(f"{folder}: no point of any shape has a label; all of them are -1")
+    counts = Counter(number for numbers in own for number in numbers)
+    shared = [number for number, count in counts.items() if count > 1]
+    if not shared:
+        return PartTable(names, synsets, own), own
+    least = min(counts)
+    if any(numbers != tuple(range(least, least + len(numbers))) for numbers in own):
+        both = [name for name, numbers in zip(names, own, strict=True) if shared[0] in numbers]
         raise ValueError(
-            f"{files[row]} has the part number {number}, and {category} has parts from 1 to "
-            f"{int(sizes[row])}; correct it"
+            f"{folder}: {both[0]} and {both[1]} both have a part {shared[0]}, and parts are not "
+            "numbered anew in every category either: number them over all categories, or from "
+            f"{least} without gaps in each, or map them in catid_partid_to_overallid.json"
         )
-    starts = torch.tensor([min(found, default=0) for found in table.parts])
-    numbers = clouds.parts - 1 + starts[labels][:, None]
-    return Clouds(clouds.points, None, None, numbers.where(~unlabelled, -1))
+    starts = [sum(map(len, own[:place])) for place in range(len(own))]
+    sizes = map(len, own)
+    overall = tuple(tuple(range(start, start + n)) for start, n in zip(starts, sizes, strict=True))
+    return PartTable(names, synsets, overall), own
+
+
+def _parts_of(ragged: Ragged, row: int) -> Int[Tensor, "n"]:
+    assert ragged.parts is not None  # by `_read`
+    start, end = ragged.offsets[row : row + 2].tolist()
+    return ragged.parts[start:end]
+
+
+def _overall_numbers(
+    table: PartTable, own: Numbers, ragged: Ragged
+) -> Int[Tensor, "categories numbers"]:
+    """Return the part of the table that a number in a file means, by category; -2 for none.
+
+    The last column is what the number -1 means: -1.
+    """
+    assert ragged.parts is not None
+    top = max(int(ragged.parts.max()), *(max(numbers, default=0) for numbers in own))
+    result = torch.full((len(own), top + 2), -2)
+    for row, (numbers, parts) in enumerate(zip(own, table.parts, strict=True)):
+        result[row, list(numbers)] = torch.tensor(parts, dtype=torch.long)
+    result[:, -1] = -1
+    return result
+
+
+def _check_parts(
+    table: PartTable,
+    own: Numbers,
+    numbers: Int[Tensor, "categories numbers"],
+    ragged: Ragged,
+    rows: Sequence[int],
+    labels: Int[Tensor, "s"],
+    files: Sequence[Path],
+) -> None:
+    """Refuse a number that is no part of the shape's category, at whichever point of its file."""
+    for row, label, file in zip(rows, labels.tolist(), files, strict=True):
+        parts = _parts_of(ragged, row).long()
+        foreign = parts[numbers[label, parts] == -2]
+        if len(foreign):
+            raise ValueError(
+                f"{file} has the part number {int(foreign[0])}, and {table.categories[label]} has "
+                f"the parts {', '.join(map(str, own[label])) or '-1 (none)'}; correct it, or write "
+                "-1 for a point without a label"
+            )
 
 
 def overlap_notes(lists: Mapping[str, Sequence[str]], splits: Sequence[str]) -> list[str]:

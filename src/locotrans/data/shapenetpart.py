@@ -4,6 +4,7 @@ Parts are numbered over all categories, 0 to 49, and the label of a shape is its
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,7 +59,9 @@ def load_shapenetpart(
     """Load ShapeNetPart from whichever of its layouts lies under ``root``; clouds are normalised.
 
     A folder in one of these layouts with other categories is read too: its parts are numbered as
-    in its ``catid_partid_to_overallid.json``, or ("normal" only) as they stand in the files.
+    in its ``catid_partid_to_overallid.json``, or (in text) as they stand in the files, where they
+    may begin anew in every category. A label that is no part of a shape's category is refused, at
+    whichever point of its file.
 
     Args:
         split: "train", "val", "trainval" or "test", by the official lists.
@@ -80,10 +83,6 @@ def load_shapenetpart(
         clouds, labels, table, ids, notes = load_text(folder, layout.name, lists, points, seed)
     if clouds.parts is None:
         raise ValueError(f"{folder} has no part labels")
-    try:
-        notes += table.foreign_notes(labels, clouds.parts, ids)
-    except ValueError as error:
-        raise ValueError(f"{folder}, {split}: {error}") from None
     if table.official:
         notes += count_note("shapes", len(labels), COUNTS[split])
     else:
@@ -110,10 +109,20 @@ def _load_hdf5(
     for part in SPLITS[split]:
         if not any(path.name.startswith(f"ply_data_{part}") for path in paths):
             raise missing("shapenetpart", folder, [f"{folder}/ply_data_{part}*.h5"], HOME)
-    needed = ("data", "label", "pid")
-    arrays = load_clouds(paths, points, needed=needed, optional=("normal",), seed=seed)
     table = read_table_of_parts(folder, "all_object_categories.txt")
     if table is None:
         raise missing("shapenetpart", folder, [f"{folder}/catid_partid_to_overallid.json"], HOME)
+    known = table
+
+    def check(path: Path, arrays: dict[str, Any]) -> None:
+        labels, parts = (torch.from_numpy(arrays[key]).long() for key in ("label", "pid"))
+        names = read_ids([path]) or [f"shape {row}" for row in range(len(labels))]
+        try:
+            known.check(labels, parts, names)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    needed = ("data", "label", "pid")
+    arrays = load_clouds(paths, points, needed=needed, optional=("normal",), seed=seed, check=check)
     clouds = Clouds(arrays["data"], arrays.get("normal"), None, arrays["pid"])
     return clouds, arrays["label"], table, read_ids(paths)
