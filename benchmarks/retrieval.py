@@ -43,7 +43,7 @@ def measure(
     figures = {}
     stored = embed(model, data.points, batch_size, device)
     for rotation in PROTOCOLS:
-        R = sample_rotations(rotation, data, 1, seed)[:, 0]
+        R = sample_rotations(rotation, data.up, len(data), 1, seed)[:, 0]
         turned = rotate(data.points, R)
         vectors = stored if rotation == "none" else embed(model, turned, batch_size, device)
         figures[f"mAP, {rotation}"] = retrieval_map(vectors, data.labels)

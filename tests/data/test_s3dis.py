@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from locotrans.data import load_dataset
-from locotrans.data.s3dis import CLASSES, cut_blocks
+from locotrans.data.s3dis import CLASSES, ROOMS, cut_blocks, title_of
 from locotrans.data.s3dis_raw import prepare_s3dis
 
 
@@ -56,6 +56,17 @@ def test_spheres_hold_every_point_and_unlabelled_points_stay(exported):
         load_dataset("s3dis:area5,sphere=-1", "test", root=root)
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_only_a_whole_release_needs_no_title(missing, tmp_path):
+    for area, count in ROOMS.items():
+        for number in range(count - missing * (area == 5)):
+            (tmp_path / f"Area_{area}_office_{number}.npy").touch()
+    assert title_of(tmp_path, "area5") == "S3DIS Area 5 (204/67 of 204/68 rooms)" * missing
+    split = {"train": [f"Area_6_office_{n}" for n in range(30)], "test": ["Area_6_office_30"] * 10}
+    (tmp_path / "rooms_split.json").write_text(json.dumps(split))
+    assert title_of(tmp_path, "") == "S3DIS Area 6 (30/10 rooms)"
+
+
 def test_rooms_split_by_list(exported):
     root = exported("s3dis", points=512)
     folder = root / "stanford_indoor3d"
@@ -64,6 +75,7 @@ def test_rooms_split_by_list(exported):
         load_dataset("s3dis", "test", root=root)
     (folder / "rooms_split.json").write_text(json.dumps({"train": rooms[2:], "test": rooms[:2]}))
     test = load_dataset("s3dis", "test", root=root, points=64)
+    assert test.title == f"S3DIS Areas 2, 3, 4, 5, 6 / 1 ({len(rooms) - 2}/2 rooms)"
     assert {name.partition("@")[0] for name in test.ids} == set(rooms[:2])
     (folder / "rooms_split.json").write_text(json.dumps({"train": rooms}))
     with pytest.raises(ValueError, match=r"rooms_split.json has no split 'test'; it has train"):

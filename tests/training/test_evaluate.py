@@ -97,9 +97,9 @@ def test_parts_that_were_frozen_stay_so_even_if_it_fails():
 
 def test_rotations_depend_on_seed_and_index_alone():
     few, many = clouds(shapes=3), clouds(shapes=9)
-    R = sample_rotations("so3", many, 3, seed=1)
-    assert torch.equal(sample_rotations("so3", few, 3, seed=1), R[:3])
-    assert not torch.equal(sample_rotations("so3", few, 3, seed=2), R[:3])
+    R = sample_rotations("so3", "z", len(many), 3, seed=1)
+    assert torch.equal(sample_rotations("so3", "z", len(few), 3, seed=1), R[:3])
+    assert not torch.equal(sample_rotations("so3", "z", len(few), 3, seed=2), R[:3])
     assert len(R.flatten(0, 1).unique(dim=0)) == 27
 
 

@@ -497,11 +497,38 @@ def test_six_folds_are_one_figure(tmp_path):
         "| s3dis_area5, but epochs 9 | dgcnn_semseg |  | float32 | z/so3 | 35.00 | 35.00 | 35.00 |"
     )
     assert f"{row} wall 35.00 |" in text[text.index("## S3DIS, six folds") :]
+    whole = []
+    for file in files:
+        document = json.loads(file.read_text())
+        document["evaluation"]["items"] = "scenes"
+        whole.append(file.with_stem(f"whole{file.stem}"))
+        whole[-1].write_text(json.dumps(document))
+    assert "six folds" not in report([*files[:3], *whole[3:]])  # blocks and rooms do not mix
+    assert "| s3dis_area5, but epochs 9, whole scenes |" in report([*files, *whole])
+    assert "s3dis:area5 test, 55 scenes, every point once |" in report(whole)
     for change in ({"config": {"data": "s3dis:area5"}}, {"evaluation": {"split": "train"}}):
         (name, fields), document = *change.items(), json.loads(files[0].read_text())
         other = tmp_path / "other.json"
         other.write_text(json.dumps({**document, name: {**document[name], **fields}}))
         assert "six folds" not in report([other, *files[1:]])
+
+
+def test_rows_say_which_rooms_of_s3dis_they_are(tmp_path):
+    figures = {"miou": 0.4, "overall_accuracy": 0.8, "class_accuracy": 0.5}
+    figures |= {"rotation_agreement": 0.9, "classes": {}}
+    some = "S3DIS Area 5 (204/60 of 204/68 rooms)"
+    cases = (
+        ("s3dis:sphere=1.0", "S3DIS Area 6 (30/10 rooms)", ", sphere=1.0"),
+        ("s3dis:area5", some, ""),
+    )
+    for data, title, more in cases:
+        config = to_json(preset_config("s3dis_area5", "dgcnn_semseg"))
+        measured = {"heads": {"combined": figures}, "rotation": "so3", "samples": 5000}
+        measured |= {"data": data, "data_title": title, "split": "test"}
+        (tmp_path / "one.json").write_text(json.dumps(run_record(config, measured)))
+        text = report([tmp_path / "one.json"])
+        assert f"| z/so3 | {title}{more} test, 5,000 clouds" in text
+        assert "Tab. 8" not in text
 
 
 def test_other_rooms_are_not_area_5(tmp_path):

@@ -115,6 +115,7 @@ def scenes(parts, colors=None):
         parts=parts,
         part_names=("floor", "wall", "door"),
         colors=colors,
+        items="blocks",
     )
 
 

@@ -159,6 +159,37 @@ def test_scenes_of_the_official_layout_with_colours(tmp_path, capsys):
         np.testing.assert_allclose(labelled["points"], np.load(room)[:, :3], atol=1e-5)
 
 
+def test_scenes_of_ones_own_keep_their_scale_from_training_to_answers(tmp_path):
+    rng = np.random.default_rng(0)
+    scans = tmp_path / "scans" / "house"
+    scans.mkdir(parents=True)
+    for number in range(5):
+        points = rng.uniform(0, (4000, 3000, 2000), (400, 3))  # millimetres
+        labels = (points[:, 2] > 1000).astype(int)
+        np.savez(scans / f"room{number}.npz", points=points, labels=labels)
+    config = dataclasses.replace(
+        PARTS,
+        model="locotrans_dgcnn_semseg",
+        data="folder:sphere=900",
+        root=tmp_path / "scans",
+        shapes=None,
+        test_shapes=None,
+        batch_size=4,
+        epochs=1,
+        out=tmp_path / "run",
+    )
+    with pytest.raises(ValueError, match=r"keep their scale: cut scenes .*folder:sphere=RADIUS"):
+        train(dataclasses.replace(config, data="folder"), quiet())
+    record = train(config, quiet())
+    assert record["evaluation"]["items"] == "spheres"
+    _, metadata = load_weights(tmp_path / "run/weights.safetensors")
+    assert metadata["radius"] == pytest.approx(900, rel=0.1)
+    labelled = tmp_path / "labelled"
+    options = ["--weights", str(tmp_path / "run"), "--out", str(labelled)]
+    main(["segment", str(scans / "room0.npz"), *options])
+    assert (labelled / "room0.ply").exists()
+
+
 def test_the_recipe_of_area_5_on_an_export_in_the_official_layout(tmp_path, capsys):
     export("s3dis", tmp_path, train=30, test=6, points=64)
     small = ["--points", "64", "--epochs", "1", "--batch-size", "4", "--shapes", "8"]
@@ -166,7 +197,7 @@ def test_the_recipe_of_area_5_on_an_export_in_the_official_layout(tmp_path, caps
     run = tmp_path / "run"
     common = ["train", "--preset", "s3dis_area5", "--root", str(tmp_path), "--out", str(run)]
     main([*common, *small])
-    assert "s3dis:area5 test, 4 blocks, rotation so3, 3 per block" in capsys.readouterr().out
+    assert "rooms) test, 4 blocks, rotation so3, 3 per block" in capsys.readouterr().out
     record = json.loads((run / "record.json").read_text())
     assert record["config"]["decay_every"] == 30
     assert record["evaluation"]["data"] == "s3dis:area5"

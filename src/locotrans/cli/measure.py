@@ -1,6 +1,7 @@
 """Commands that measure trained weights on a data set."""
 
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -32,6 +33,7 @@ def evaluate(
     points: int | None = None,
     shapes: int | None = None,
     rotations: int = 3,
+    whole: bool = False,
     seed: int = 0,
     batch_size: int = 32,
     device: str = "auto",
@@ -53,27 +55,35 @@ def evaluate(
         shapes: Shapes to take or to generate; by default as many as the run took, or else all, or
             the usual number of a set that is generated.
         rotations: Rotations of each shape.
+        whole: Label whole scenes, as `segment` does, and count each of their points once, instead
+            of those of their blocks or spheres; it takes longer.
         seed: Seed of the rotations.
         batch_size: Shapes at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
     """
     from locotrans.training import evaluate as measure
+    from locotrans.training.evaluate_scenes import evaluate_scenes
     from locotrans.training.predict.samples import as_trained
     from locotrans.training.record import find_device
 
+    if whole and (shapes is not None or exclude is not None):
+        raise ValueError("--whole measures all scenes: leave out --shapes and --exclude")
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
-    result = measure(
-        model,
-        as_trained(clouds, metadata, place),
-        rotation,
-        rotations_per_shape=rotations,
-        seed=seed,
-        batch_size=batch_size,
-        device=place,
-        excluded=() if exclude is None else read_lines(exclude),
-    )
+    settings: dict[str, Any] = {
+        "rotations_per_shape": rotations,
+        "seed": seed,
+        "batch_size": batch_size,
+        "device": place,
+    }
+    if whole:
+        with progress_of("scenes") as report:
+            result = evaluate_scenes(model, clouds, rotation, report=report, **settings)
+    else:
+        excluded = () if exclude is None else read_lines(exclude)
+        clouds = as_trained(clouds, metadata, place)
+        result = measure(model, clouds, rotation, excluded=excluded, **settings)
     write_result(json, result, weights, metadata, place)
     print_evaluation(result)
 

@@ -226,7 +226,9 @@ def protocol_of(result: dict[str, Any]) -> str:
     """Say in a line what was measured how."""
     axis = f" (about the {result['axis']} axis)" if result["axis"] else ""
     item = result.get("items", "shapes")[:-1]
+    once = " (every point once)" if item == "scene" else ""
+    data = result.get("data_title", result["data"])
     return (
-        f"{result['data']} {result['split']}, {counted(result['samples'], item)}, "
+        f"{data} {result['split']}, {counted(result['samples'], item)}{once}, "
         f"rotation {result['rotation']}{axis}, {result['rotations_per_shape']} per {item}"
     )

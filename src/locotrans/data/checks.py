@@ -11,7 +11,8 @@ from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import FewerPointsError
 from locotrans.data.listing import is_split, is_table
 from locotrans.data.modelnet import LAYOUTS as MODELNET
-from locotrans.data.own import KEEP, file_sizes
+from locotrans.data.own import file_sizes
+from locotrans.data.own_files import KEEP
 from locotrans.data.parttext import read_lists
 from locotrans.data.prepared import UnreadableFilesError
 from locotrans.data.registry import load_dataset
@@ -120,7 +121,10 @@ def _nothing(root: Path) -> str:
 
     files = sum(path.suffix.lower() in FORMATS for path in root.iterdir() if path.is_file())
     hint = (
-        f"; it holds {counted(files, 'cloud')}, to be put into a folder per class" if files else ""
+        f"; it holds {counted(files, 'cloud')}: put them into a folder per class or, if they are "
+        "scenes whose points are labelled, train with --data folder:sphere=RADIUS"
+        if files
+        else ""
     )
     return f"nothing is recognised under {root}{hint}"
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from locotrans.counting import counted
+from locotrans.data.scenes import Scenes
 from locotrans.geometry import AXES, Axis
 
 
@@ -43,10 +44,14 @@ class CloudSet:
     """Where each shape comes from (a file, a room), or nothing."""
     items: str = "shapes"
     """What the clouds are: shapes, or of a scene its blocks or spheres."""
+    title: str = ""
+    """Which data they are, where the name does not say it, such as which rooms of S3DIS."""
     split_size: int | None = None
     """Shapes of the split as a whole, where these are a choice of them; None if they are all."""
     notes: tuple[str, ...] = ()
     """What a user of the set should know, such as counts that are not the official ones."""
+    scenes: Scenes | None = None
+    """Of blocks or spheres, the whole scenes of the split."""
     given_checksum: str | None = None
     """Of the set as it was given, where it was changed since: evened out, or named anew."""
 

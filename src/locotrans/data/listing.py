@@ -38,6 +38,16 @@ class Entry:
     parts: Path | None = None
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The files of a data set, and the folder that their names are relative to."""
+
+    root: Path
+    """What the user named."""
+    folder: Path
+    entries: Sequence[Entry]
+
+
 def list_folder(root: Path) -> list[Entry]:
     """List the files of a folder per class, with their splits where folders tell them.
 
@@ -54,7 +64,7 @@ def list_folder(root: Path) -> list[Entry]:
         found = [
             Entry(path, folder.name, name or split)
             for name, place in inner or [("", folder)]
-            for path in _clouds_in(place)
+            for path in clouds_in(place)
         ]
         entries += found
         if not found:
@@ -78,7 +88,8 @@ def _class_folders(root: Path) -> list[tuple[Path, str]]:
         if not _subfolders(folder):
             raise ValueError(
                 f"{folder} holds no folder per class; if {root} is itself a class, name the folder "
-                "above it as root"
+                "above it as root; scenes whose points are labelled want --data "
+                "folder:sphere=RADIUS"
             )
     if splits:
         return [(folder, split) for split, top in splits for folder in _subfolders(top)]
@@ -240,7 +251,7 @@ def _hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _clouds_in(folder: Path) -> list[Path]:
+def clouds_in(folder: Path) -> list[Path]:
     """List the clouds below a folder; a file of several gives each of them."""
     from locotrans.data.readers import clouds_of
 

@@ -5,7 +5,7 @@ Files may be of any format that `read_cloud` knows; meshes are sampled.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,14 +13,19 @@ import torch
 from locotrans.counting import counted, listed
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
-from locotrans.data.listing import SPLITS, Entry, choose_split, list_folder, list_table
-from locotrans.data.own_files import Findings, read_entry, sources_of
+from locotrans.data.listing import SPLITS, Entry, Listing, choose_split, list_folder, list_table
+from locotrans.data.own_files import (
+    KEEP,
+    PART_NAMES,
+    Findings,
+    part_names,
+    read_entry,
+    sources_of,
+)
+from locotrans.data.own_scenes import list_scenes, load_scenes
 from locotrans.data.prepared import Ragged, normalized, prepared, read_files, resample
 from locotrans.data.registry import register_dataset
-from locotrans.data.roots import DATA_VARIABLE, cache_root, check_split, data_root, read_lines
-
-KEEP = 8192
-"""Points that are kept of each file, unless more are asked for."""
+from locotrans.data.roots import DATA_VARIABLE, cache_root, check_split, data_root
 
 
 @register_dataset("folder")
@@ -33,6 +38,7 @@ def load_folder(
     up: str = "z",
     share: float = 0.8,
     skip: bool = False,
+    sphere: float = 0.0,
 ) -> CloudSet:
     """Load a folder per class: ``chair/*.ply``, ``chair/train/*.ply`` or ``train/chair/*.ply``.
 
@@ -44,8 +50,13 @@ def load_folder(
         up: The axis that points up.
         share: Share of each class that is for training, where no folders say which.
         skip: Leave out files that cannot be read, instead of raising an error.
+        sphere: Radius, in the units of the files, of the spheres that labelled scenes are cut into
+            (`load_scenes`); 0 takes the files for shapes, and scales them.
     """
-    return load_entries("folder", entries_of("folder", root), split, points, seed, up, share, skip)
+    listing = entries_of("folder", root, scenes=sphere != 0)
+    if sphere:
+        return load_scenes("folder", listing, split, points, seed, up, share, skip, sphere)
+    return load_entries("folder", listing, split, points, seed, up, share, skip)
 
 
 @register_dataset("csv")
@@ -58,6 +69,7 @@ def load_csv(
     up: str = "z",
     share: float = 0.8,
     skip: bool = False,
+    sphere: float = 0.0,
 ) -> CloudSet:
     """Load a table with a header: ``path,label`` and perhaps ``split`` and ``parts``.
 
@@ -71,22 +83,16 @@ def load_csv(
         up: The axis that points up.
         share: Share of each class that is for training, where the table has no ``split``.
         skip: Leave out files that cannot be read, instead of raising an error.
+        sphere: As for a folder; ``label`` says nothing then.
     """
-    return load_entries("csv", entries_of("csv", root), split, points, seed, up, share, skip)
+    listing = entries_of("csv", root, scenes=sphere != 0)
+    if sphere:
+        return load_scenes("csv", listing, split, points, seed, up, share, skip, sphere)
+    return load_entries("csv", listing, split, points, seed, up, share, skip)
 
 
-@dataclass(frozen=True)
-class Listing:
-    """The files of a data set, and the folder that their names are relative to."""
-
-    root: Path
-    """What the user named."""
-    folder: Path
-    entries: Sequence[Entry]
-
-
-def entries_of(name: str, root: Path | None) -> Listing:
-    """List the files of a "folder" or a "csv"."""
+def entries_of(name: str, root: Path | None, *, scenes: bool = False) -> Listing:
+    """List the files of a "folder" or a "csv"; a folder of scenes has no folders of classes."""
     place = data_root(root)
     if place == cache_root():  # which holds what we prepared, and nothing of the user's
         what = "the folder that holds one per class" if name == "folder" else "the table"
@@ -94,7 +100,7 @@ def entries_of(name: str, root: Path | None) -> Listing:
             f"{name}: name {what} as root (--root), or in the environment variable {DATA_VARIABLE}"
         )
     if name == "folder":
-        return Listing(place, place, list_folder(place))
+        return Listing(place, place, (list_scenes if scenes else list_folder)(place))
     if place.is_dir():
         tables = sorted(place.glob("*.csv"))
         if len(tables) != 1:
@@ -126,7 +132,6 @@ def load_entries(
     clouds = resample(ragged, points, rows=rows, seed=seed, by_place=False)
     parts = clouds.parts
     count = 0 if parts is None else int(parts.max()) + 1
-    names_file = folder / "part_names.txt"
     ids = [os.path.relpath(entry.path, folder) for entry in mine]
     notes = list(ragged.remarks)
     few = int((sizes[rows] < points).sum())
@@ -157,7 +162,7 @@ def load_entries(
         normals=clouds.normals,
         colors=clouds.colors,
         parts=parts if count else None,
-        part_names=tuple(read_lines(names_file) if names_file.exists() else map(str, range(count))),
+        part_names=part_names(folder) or tuple(map(str, range(count))),
         ids=tuple(ids[row] for row in rows),
         notes=tuple(notes),
     )
@@ -176,20 +181,22 @@ def read_split(
     """Read the files of a split, or take them from the prepared cache."""
     paths = [entry.path for entry in mine]
     by_path = {entry.path: entry for entry in mine}
+    names, names_file = part_names(listing.folder), listing.folder / PART_NAMES
     remedy = f"`locotrans data check {listing.root}` names all; {name}:skip=true leaves them out"
 
     def read() -> Ragged:
         found = Findings()
         ragged = read_files(
             paths,
-            lambda path: read_entry(by_path[path], keep, seed, found),
+            lambda path: read_entry(by_path[path], keep, seed, found, names),
             skip=skip,
             remedy=remedy,
         )
         return replace(ragged, remarks=tuple(found.remarks()))
 
     key = f"{name}-{split}-{keep}-{seed}-{share}" + ("-skip" if skip else "")
-    return prepared(key, listing.folder, sources_of(mine), read)
+    sources = [*sources_of(mine), *([names_file] if names else [])]
+    return prepared(key, listing.folder, sources, read)
 
 
 def file_sizes(name: str, root: Path, split: str, *, skip: bool = False) -> list[int]:

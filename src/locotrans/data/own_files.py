@@ -10,11 +10,23 @@ from torch import Tensor
 
 from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
+from locotrans.data.clouds import allowed_parts
 from locotrans.data.listing import Entry
 from locotrans.data.prepared import Ragged, read_table, resample
+from locotrans.data.roots import read_lines
 
+KEEP = 8192
+"""Points that are kept of each file, unless more are asked for, and drawn from a mesh."""
+PART_NAMES = "part_names.txt"
+"""The file that names the parts, a line each."""
 MOST_PARTS = 4096
 """Labels of points beyond this are not numbers of parts."""
+
+
+def part_names(folder: Path) -> tuple[str, ...]:
+    """Read the names of the parts, if a file beside the data tells them."""
+    file = folder / PART_NAMES
+    return tuple(read_lines(file)) if file.exists() else ()
 
 
 def sources_of(entries: Sequence[Entry]) -> list[Path]:
@@ -63,11 +75,28 @@ class Findings:
         return said
 
 
-def read_entry(entry: Entry, keep: int, seed: int, found: Findings) -> Ragged:
-    """Read a file, at most ``keep`` of its points, with its parts if it has any."""
+def read_entry(
+    entry: Entry, keep: int, seed: int, found: Findings, names: Sequence[str] = ()
+) -> Ragged:
+    """Read a file, at most ``keep`` of its points, with its parts if it has any.
+
+    Where parts have names, all points of the file must have parts of its class.
+    """
+    whole = read_whole(entry, keep, seed, found)
+    if names and whole.parts is not None:
+        _check_names(entry, whole.parts.long(), names)
+    if len(whole.points) <= keep:
+        return whole
+    some = resample(whole, keep, seed=seed)
+    kept = [None if t is None else t[0] for t in (some.normals, some.colors, some.parts)]
+    return Ragged.of(some.points[0], *kept)
+
+
+def read_whole(entry: Entry, samples: int, seed: int, found: Findings) -> Ragged:
+    """Read all points of a file, or ``samples`` of a mesh, with their parts if there are any."""
     from locotrans.data.readers import read_cloud
 
-    cloud = read_cloud(entry.path, samples=keep, seed=seed)
+    cloud = read_cloud(entry.path, samples=samples, seed=seed)
     check_extent(entry.path, cloud.points)
     parts = _read_parts(entry, cloud)
     if parts is None and cloud.labels is not None:
@@ -79,12 +108,22 @@ def read_entry(entry: Entry, keep: int, seed: int, found: Findings) -> Ragged:
     found.labelled += parts is not None
     if parts is None:
         found.unlabelled = found.unlabelled or str(entry.path)
-    whole = Ragged.of(cloud.points, cloud.normals, cloud.colors, parts)
-    if len(cloud) <= keep:
-        return whole
-    some = resample(whole, keep, seed=seed)
-    kept = [None if t is None else t[0] for t in (some.normals, some.colors, some.parts)]
-    return Ragged.of(some.points[0], *kept)
+    return Ragged.of(cloud.points, cloud.normals, cloud.colors, parts)
+
+
+def _check_names(entry: Entry, parts: Int[Tensor, "n"], names: Sequence[str]) -> None:
+    if int(parts.max()) >= len(names):
+        raise ValueError(
+            f"{entry.path} has the part number {int(parts.max())}, and {PART_NAMES} names "
+            f"{counted(len(names), 'part')}, from 0; correct one of them"
+        )
+    allowed = torch.cat([allowed_parts([entry.label], names)[0], torch.tensor([True])])  # of -1
+    foreign = parts[~allowed[parts]]
+    if len(foreign):
+        raise ValueError(
+            f"{entry.path}, of class {entry.label}, has points on {names[int(foreign[0])]}, a part "
+            "of another class; correct the labels, or set them to -1"
+        )
 
 
 def check_extent(path: Path, points: Tensor, size: int | None = None) -> None:

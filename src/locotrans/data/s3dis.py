@@ -7,6 +7,7 @@ point (-1 where it has none); the label says nothing.
 
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from locotrans.data.cache import cached
 from locotrans.data.clouds import CloudSet
 from locotrans.data.registry import register_dataset
 from locotrans.data.roots import Layout, check_split, count_note, find_layout
-from locotrans.data.spheres import cover
+from locotrans.data.scenes import Scene, Scenes
+from locotrans.data.spheres import LEAST, cut_spheres
 
 _NAMES = "ceiling floor wall beam column window door table chair sofa bookcase board clutter"
 CLASSES = tuple(_NAMES.split())
@@ -34,8 +36,6 @@ HOME = (
     "(search: Stanford Large-Scale 3D Indoor Spaces); "
     "`locotrans data prepare-s3dis` turns it into the room arrays"
 )
-LEAST = 100
-"""Points below which a block is left out."""
 
 
 @register_dataset("s3dis")
@@ -85,6 +85,7 @@ def load_s3dis(
     corners = zip(tensors["room"].tolist(), tensors["corner"].tolist(), strict=True)
     return CloudSet(
         name=f"s3dis:{variant}" if variant else "s3dis",
+        title=title_of(folder, variant),
         split=split,
         up="z",
         points=tensors["points"],
@@ -95,6 +96,7 @@ def load_s3dis(
         colors=tensors["colors"],
         ids=tuple(f"{rooms[room].stem}@{x:.2f},{y:.2f}" for room, (x, y) in corners),
         items="spheres" if sphere else "blocks",
+        scenes=Scenes(tuple(rooms), _whole, sphere, block, ratio),
         notes=tuple(notes),
     )
 
@@ -102,7 +104,7 @@ def load_s3dis(
 def choose_rooms(folder: Path, split: str, variant: str) -> tuple[list[Path], list[str]]:
     """Return the files of a split's rooms, and notes on what is missing."""
     files = sorted(folder.glob("Area_*_*.npy"))
-    areas = {path: int(path.stem.split("_")[1]) for path in files}
+    areas = {path: _area(path) for path in files}
     listing = folder / "rooms_split.json"
     if variant:
         if variant not in [f"area{n}" for n in ROOMS]:
@@ -131,6 +133,31 @@ def choose_rooms(folder: Path, split: str, variant: str) -> tuple[list[Path], li
     return rooms, notes
 
 
+def title_of(folder: Path, variant: str) -> str:
+    """Say which rooms are for training and which for testing, or nothing for an official fold.
+
+    So "S3DIS Area 6 (30/10 rooms)" does not pass for a whole area, nor some rooms of area 5 for it.
+    """
+    if variant:
+        test = int(variant.removeprefix("area"))
+        there = Counter(map(_area, folder.glob("Area_*_*.npy")))
+        whole, rest = ROOMS[test], sum(ROOMS.values()) - ROOMS[test]
+        if there == Counter(ROOMS):
+            return ""
+        counts = f"{there.total() - there[test]}/{there[test]}"
+        return f"S3DIS Area {test} ({counts} of {rest}/{whole} rooms)"
+    listing = json.loads((folder / "rooms_split.json").read_text())
+    rooms = [listing.get(split, []) for split in ("train", "test")]
+    areas = [", ".join(sorted({name.split("_")[1] for name in names})) for names in rooms]
+    names = list(dict.fromkeys(filter(None, areas)))
+    word = "Area" if len(names) == 1 and "," not in names[0] else "Areas"
+    return f"S3DIS {word} {' / '.join(names)} ({len(rooms[0])}/{len(rooms[1])} rooms)"
+
+
+def _area(path: Path) -> int:
+    return int(path.stem.split("_")[1])
+
+
 def read_room(path: Path) -> Float[np.ndarray, "n 7"]:
     """Read the array of a room: x y z in metres, r g b from 0 to 255, label from 0 to 12 or -1."""
     try:
@@ -150,8 +177,13 @@ def read_room(path: Path) -> Float[np.ndarray, "n 7"]:
     return room
 
 
+def _whole(path: Path) -> Scene:
+    room = read_room(path)
+    return Scene(room[:, :3].astype(np.float64), room[:, 6].astype(np.int64), room[:, 3:6] / 255)
+
+
 def cut_blocks(
-    room: Float[np.ndarray, "n 7"], block: float, ratio: int
+    room: Float[np.ndarray, "n columns"], block: float, ratio: int
 ) -> Iterator[tuple[Float[np.ndarray, "2"], np.ndarray]]:
     """Give the lower corner (x, y) and the rows of each block, by one sort for each shift."""
     start = room[:, :2].min(0)
@@ -203,11 +235,11 @@ def _read_spheres(rooms: list[Path], points: int, radius: float, seed: int) -> d
     for number, path in enumerate(rooms):
         room = read_room(path)
         xyz = room[:, :3].astype(np.float64)
-        for block in cover(xyz, radius, points, least=min(LEAST, len(room), points), seed=seed):
-            cloud = room[np.resize(block.rows, points)]
-            cloud[:, :3] = xyz[np.resize(block.rows, points)] - xyz[block.center]
+        for center, rows, local in cut_spheres(xyz, radius, points, seed):
+            cloud = room[rows]
+            cloud[:, :3] = local
             clouds.append(cloud)
-            corners.append((xyz[block.center] - xyz.min(0))[:2].astype(np.float32))
+            corners.append((xyz[center] - xyz.min(0))[:2].astype(np.float32))
             numbers.append(number)
     return _tensors(clouds, corners, numbers)
 

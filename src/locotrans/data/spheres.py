@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 
 SLACK = 1e-6
 """Points that lie outside by this share of the radius are inside: on a regular grid many points
 are at the same distance, and rounding must not part them."""
+
+
+LEAST = 100
+"""Points of a block, at least, where there are as many."""
 
 
 class Block(NamedTuple):
@@ -76,3 +80,17 @@ def cover(
             done += int((had[rows] < turns).sum())
             had[rows] += 1
             yield Block(int(center), rows, done)
+
+
+def cut_spheres(
+    points: Float[np.ndarray, "n 3"], radius: float, size: int, seed: int
+) -> Iterator[tuple[int, Int[np.ndarray, "m"], Float32[np.ndarray, "m 3"]]]:
+    """Yield spheres of ``size`` points, to learn from, that together hold every point of a scene.
+
+    Each is its middle, its points, of which a sphere of fewer repeats some, and where they lie, as
+    seen from the middle.
+    """
+    least = min(LEAST, len(points), size)
+    for block in cover(points, radius, size, least=least, seed=seed):
+        rows = np.resize(block.rows, size)
+        yield block.center, rows, (points[rows] - points[block.center]).astype(np.float32)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from locotrans.data import CloudSet
 from locotrans.data.transforms import RotationProtocol, protocol_rotations, rotate
+from locotrans.geometry import Axis
 from locotrans.metrics import class_accuracy, overall_accuracy, rotation_agreement
 from locotrans.training.config import derive_seed
 from locotrans.training.tasks import is_segmenter
@@ -79,7 +80,7 @@ def evaluate(
         raise ValueError("rotations and batch size must be at least 1")
     kept = kept_rows(data, excluded) if excluded else None
     poses = 1 if rotation == "none" else rotations_per_shape
-    R = sample_rotations(rotation, data, poses, seed)  # s r 3 3
+    R = sample_rotations(rotation, data.up, len(data), poses, seed)  # s r 3 3
     with evaluating(model, device):
         if is_segmenter(model):
             from locotrans.training.evaluate_points import tally_points
@@ -101,20 +102,30 @@ def evaluate(
     return {
         **heads["combined"],
         "heads": heads,
-        "rotation": rotation,
-        "axis": data.up if rotation == "z" else None,
-        "rotations_per_shape": poses,
+        **facts_of(model, data, rotation, poses, seed),
         "samples": len(data),
         "split_size": data.split_size or len(data),
         "items": data.items,
+        **without,
+    }
+
+
+def facts_of(
+    model: nn.Module, data: CloudSet, rotation: RotationProtocol, poses: int, seed: int
+) -> dict[str, Any]:
+    """Say what was measured, and how."""
+    return {
+        "rotation": rotation,
+        "axis": data.up if rotation == "z" else None,
+        "rotations_per_shape": poses,
         "points": data.points.shape[1],
         "data": data.name,
+        **({"data_title": data.title} if data.title else {}),
         "split": data.split,
         "data_checksum": data.source,
         "seed": seed,
         "model": type(model).__name__,
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        **without,
     }
 
 
@@ -226,18 +237,18 @@ def evaluating(model: nn.Module, device: torch.device | str) -> Iterator[None]:
 
 
 def sample_rotations(
-    rotation: RotationProtocol, data: CloudSet, poses: int, seed: int
+    rotation: RotationProtocol, up: Axis, count: int, poses: int, seed: int
 ) -> Float[Tensor, "s r 3 3"]:
     """Draw the fixed rotations of every shape, each shape's from a seed of its own index."""
     return torch.stack(
         [
             protocol_rotations(
                 rotation,
-                data.up,
+                up,
                 poses,
                 generator=torch.Generator().manual_seed(derive_seed(seed, index)),
             )
-            for index in range(len(data))
+            for index in range(count)
         ]
     )
 

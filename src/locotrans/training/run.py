@@ -289,5 +289,5 @@ def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
         else load(config.train_split, config.points, config.shapes)
     )
     some = whole.subset(order[:count].sort().values)
-    held_out = replace(some, split="validation", split_size=None)
+    held_out = replace(some, split="validation", split_size=None, scenes=None)
     return train.subset(order[count:].sort().values), held_out

@@ -15,7 +15,11 @@ from torch import Tensor, nn
 
 from locotrans.counting import counted
 from locotrans.data import CloudSet
+from locotrans.data.parttable import SHAPENET
 from locotrans.models import create_model, model_task
+
+OWN = ("folder", "csv")
+"""Data sets of a user's own files, whose name does not say which data they are."""
 
 
 def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module:
@@ -37,6 +41,14 @@ def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module
                 "leave it out"
             )
         options = {**options, "categories": count}
+    elif data.items == "shapes":
+        own = data.name.partition(":")[0]
+        remedy = f"cut scenes into spheres (--data {own}:sphere=RADIUS, in the units of the files)"
+        raise ValueError(
+            f"{data.name} scales every cloud to radius 1, as shapes are, and {name} is for scenes, "
+            f"which keep their scale: {f'{remedy}, or ' * (own in OWN)}train a network for parts "
+            f"({name.replace('semseg', 'partseg')})"
+        )
     model = create_model(name, len(data.part_names), **options)
     check_points_of(model, data)
     return model
@@ -145,6 +157,18 @@ def given(model: nn.Module, data: CloudSet) -> dict[str, Tensor]:
     return extra
 
 
+def category_numbers(categories: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of categories by their names, in lower case.
+
+    Those of ShapeNetPart have the names of the official folders, too, such as 03001627 for Chair.
+    """
+    numbers = {name.lower(): number for number, name in enumerate(categories)}
+    for name, synset, _ in SHAPENET:
+        if name.lower() in numbers:
+            numbers.setdefault(synset, numbers[name.lower()])
+    return numbers
+
+
 def folder_category(path: Path, categories: Sequence[str]) -> int:
     """Return the category of a file: that of the nearest folder so named, or the only one.
 
@@ -153,7 +177,7 @@ def folder_category(path: Path, categories: Sequence[str]) -> int:
     """
     if len(categories) == 1:
         return 0
-    known = {name.lower(): number for number, name in enumerate(categories)}
+    known = category_numbers(categories)
     for folder in path.resolve().parents:
         if folder.name.lower() in known:
             return known[folder.name.lower()]
@@ -164,6 +188,10 @@ def folder_category(path: Path, categories: Sequence[str]) -> int:
 
 
 def typical_radius(data: CloudSet) -> float:
-    """Return the radius of the clouds of a data set: the median, about their means."""
-    centred = data.points - data.points.mean(1, keepdim=True)
+    """Return the radius of the clouds of a data set: the median, about their means.
+
+    Of spheres it is that about their middles, which they were cut by.
+    """
+    middle = 0.0 if data.items == "spheres" else data.points.mean(1, keepdim=True)
+    centred = data.points - middle
     return float(torch.linalg.vector_norm(centred, dim=-1).amax(1).median())

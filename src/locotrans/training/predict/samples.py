@@ -16,8 +16,7 @@ from jaxtyping import Float, Float32
 
 from locotrans.data import CloudSet
 from locotrans.data.evening import candidates, evened
-from locotrans.data.own import KEEP
-from locotrans.data.own_files import check_extent
+from locotrans.data.own_files import KEEP, check_extent
 from locotrans.data.prepared import draw, fill
 from locotrans.data.spread import spread_points
 from locotrans.training.predict.files import reason_of

@@ -19,9 +19,7 @@ from locotrans.training.config import TrainConfig, parse_options, typed_fields
 from locotrans.training.evaluate import main_figure
 from locotrans.training.presets import VARIED, base_config, deviations
 from locotrans.training.record import read_json
-
-OWN = ("folder", "csv")
-"""Data sets whose name does not say which data they are; the first digits of a checksum do."""
+from locotrans.training.tasks import OWN
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,8 @@ class Key:
     """Of training; an evaluation is always in float32."""
     stored: str = ""
     """What the weights were rounded to before they were measured: "float16" if they were packed."""
+    whole: bool = False
+    """Whether whole scenes were measured, every point once, instead of clouds cut from them."""
     samples: int = 0
     """Clouds that were measured, where it is told."""
     part_of: int = 0
@@ -193,7 +193,11 @@ def key_of(
     points, samples = measured.get("points", config.points), measured.get("samples", 0)
     whole = measured.get("split_size", samples)
     data = measured["data"]
+    if "data_title" in measured:
+        settings = [x for x in data.partition(":")[2].split(",") if "=" in x]
+        data = ", ".join([measured["data_title"], *settings])
     if data.partition(":")[0] in OWN and measured["split"] != "validation":
+        # the first digits of a checksum say which data they are
         data = f"{data} {measured.get('data_checksum', '')[:6]}".rstrip()
     return Key(
         preset=config.preset or "",
@@ -206,6 +210,7 @@ def key_of(
         split=measured["split"],
         precision=config.precision,
         stored=measured.get("training", {}).get("stored", ""),
+        whole=measured.get("items") == "scenes",
         samples=samples,
         part_of=0 if whole == samples else whole,
         resized=0 if points == config.points else points,

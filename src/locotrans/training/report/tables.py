@@ -37,7 +37,9 @@ def stored_note(key: Key) -> str:
 def data_cell(key: Key) -> str:
     """Say what was measured."""
     some = f"{key.samples:,} of " if key.part_of else ""
-    count = f", {some}{counted(key.part_of or key.samples, 'cloud')}" if key.samples else ""
+    cloud = "scene" if key.whole else "cloud"
+    count = f", {some}{counted(key.part_of or key.samples, cloud)}" if key.samples else ""
+    count += ", every point once" if key.whole else ""
     points = f" of {counted(key.resized, 'point')}" if key.resized else ""
     poses = 0 if key.test == "none" else key.rotations
     rotations = f", {counted(poses, 'rotation')} each" if poses else ""
@@ -134,7 +136,8 @@ def six_folds(results: Sequence[Result]) -> list[str]:
             whole.setdefault(key, []).append(pooled_scene_figures(tables))
     rows = [
         [
-            f"{key.preset or 'no preset'}{', but ' * bool(key.departures)}{key.departures}",
+            f"{key.preset or 'no preset'}{', but ' * bool(key.departures)}{key.departures}"
+            + ", whole scenes" * key.whole,
             *run_cells(key),
             *(
                 aggregate([x[figure] for x in same])

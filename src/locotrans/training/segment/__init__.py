@@ -2,7 +2,7 @@
 
 from locotrans.training.segment.files import Segmented, segment
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
-from locotrans.training.segment.scenes import segment_scene, segment_shape
+from locotrans.training.segment.scenes import segment_blocks, segment_scene, segment_shape
 from locotrans.training.segment.writers import write_labels
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "SegmenterNetwork",
     "load_segmenter",
     "segment",
+    "segment_blocks",
     "segment_scene",
     "segment_shape",
     "write_labels",

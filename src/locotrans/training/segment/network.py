@@ -11,9 +11,19 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from locotrans.data.clouds import allowed_parts
+from locotrans.data.scenes import Scene, Scenes
+from locotrans.data.transforms import rotate
 from locotrans.models import Task, model_task
 from locotrans.training.checkpoint import load_weights
-from locotrans.training.segment.scenes import Report, segment_scene, segment_shape
+from locotrans.training.segment.scenes import (
+    Ask,
+    Report,
+    doubt_unit,
+    segment_blocks,
+    segment_scene,
+    segment_shape,
+)
+from locotrans.training.tasks import category_numbers
 
 
 @dataclass
@@ -56,15 +66,15 @@ class SegmenterNetwork:
         return allowed_parts(self.categories, self.names)
 
     def category(self, name: str) -> int:
-        """Return the number of a category, whatever the case of its name.
+        """Return the number of a category, by `category_numbers` and whatever the case.
 
         Raises:
             ValueError: there is no such category; known ones are listed.
         """
-        known = [category.lower() for category in self.categories]
+        known = category_numbers(self.categories)
         if name.lower() not in known:
             raise ValueError(f"unknown category {name!r}; known: {', '.join(self.categories)}")
-        return known.index(name.lower())
+        return known[name.lower()]
 
     def segment(
         self,
@@ -81,14 +91,59 @@ class SegmenterNetwork:
             category: of the shape, for parts.
             report: hears of the progress.
         """
+        tints, ask = self.tints(colors), self.ask(category)
+        if self.task == "parts":
+            return segment_shape(ask, points, tints, **self.settings(report))
+        return segment_scene(
+            ask, points, tints, radius=self.radius, turns=self.turns, **self.settings(report)
+        )
+
+    def doubt(self, points: Float[np.ndarray, "n 3"]) -> str | None:
+        """Say what makes it unlikely that a scene is in the unit of those learned from."""
+        return None if self.task == "parts" else doubt_unit(points, self.radius)
+
+    def segment_turned(
+        self, scene: Scene, cut: Scenes, rotation: Float[Tensor, "3 3"]
+    ) -> Float32[np.ndarray, "n classes"]:
+        """Return the probabilities of every point of a scene whose blocks are turned.
+
+        It is cut as the data set was, in the pose of the file: spheres would be the same in any,
+        blocks of floor need to know which way is up.
+        """
+        tints, ask = self.tints(scene.colors), self.ask(rotation=rotation)
+        settings = self.settings()
+        if cut.sphere:
+            settings |= {"radius": cut.sphere, "turns": self.turns}
+            return segment_scene(ask, scene.points, tints, **settings)
+        del settings["least"]
+        settings |= {"block": cut.block, "ratio": cut.ratio}
+        return segment_blocks(ask, scene.points, tints, **settings)
+
+    def tints(self, colors: Float32[np.ndarray, "n 3"] | None) -> Float32[np.ndarray, "n 3"] | None:
+        """Return the colours if the network takes them; there must be some then."""
         if self.takes_colors and colors is None:
             raise ValueError("there are no colours, which the network takes")
+        return colors if self.takes_colors else None
+
+    def settings(self, report: Report | None = None) -> dict[str, Any]:
+        """Return how clouds of any kind reach the network."""
+        config: Any = self.model.config
+        return {
+            "size": self.points,
+            "least": config.k,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "report": report,
+        }
+
+    def ask(self, category: int | None = None, rotation: Float[Tensor, "3 3"] | None = None) -> Ask:
+        """Return the network as a function from blocks, which it is shown turned, to answers."""
         config: Any = self.model.config
         dtype = next(self.model.parameters()).dtype
         allowed = self.allowed[0 if category is None else category].to(self.device)
 
         @torch.inference_mode()
-        def ask(
+        def answer(
             blocks: Float[Tensor, "b n 3"], tints: Float[Tensor, "b n 3"] | None
         ) -> Float[Tensor, "b n c"]:
             given: dict[str, Tensor] = {}
@@ -96,20 +151,12 @@ class SegmenterNetwork:
                 given["category"] = torch.full((len(blocks),), category or 0, device=self.device)
             if tints is not None:
                 given["colors"] = tints.to(self.device, dtype)
+            if rotation is not None:
+                blocks = rotate(blocks, rotation.expand(len(blocks), 3, 3))
             logits = self.model(blocks.to(self.device, dtype), **given).logits
             return logits.float().masked_fill(~allowed, -torch.inf).softmax(-1)
 
-        tints = colors if self.takes_colors else None
-        shared: dict[str, Any] = {
-            "size": self.points,
-            "least": config.k,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "report": report,
-        }
-        if self.task == "parts":
-            return segment_shape(ask, points, tints, **shared)
-        return segment_scene(ask, points, tints, radius=self.radius, turns=self.turns, **shared)
+        return answer
 
 
 def load_segmenter(

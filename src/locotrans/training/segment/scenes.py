@@ -1,8 +1,9 @@
 """A label for every point of a cloud of any size.
 
-A scene is cut into overlapping spheres (`locotrans.data.spheres`), a shape into random parts that
-each show all of it. Every input point gets the votes of all the blocks that it was in; memory
-holds one batch of blocks and one row of votes a point.
+A scene is cut into overlapping spheres (`locotrans.data.spheres`), or into blocks of floor where
+its up axis is known, a shape into random parts that each show all of it. Every input point gets the
+votes of all the blocks that it was in; memory holds one batch of blocks and one row of votes a
+point.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from locotrans.counting import counted
+from locotrans.data.s3dis import cut_blocks
 from locotrans.data.spheres import cover
 
 Ask = Callable[[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"] | None], Float[Tensor, "b n c"]]
@@ -24,6 +26,10 @@ Report = Callable[[int, int], None]
 EDGE = 0.01
 """What a vote counts at the surface of a sphere, where half of the surroundings are cut off; in the
 middle it counts 1."""
+
+
+COMPANY = 8
+"""Points that most points of a scene have within a sphere's radius, if it is in the right unit."""
 
 
 class View(NamedTuple):
@@ -84,6 +90,78 @@ def segment_scene(
     return _vote(ask, views(), len(points), colors, batch_size, total, report)
 
 
+def doubt_unit(points: Float[np.ndarray, "n 3"], radius: float) -> str | None:
+    """Say why a scene is hardly in the unit that the radius is in, if that is so.
+
+    Either most points are alone in a sphere about them, or all are in the smallest part of one.
+    """
+    from scipy.spatial import cKDTree
+
+    places = points.astype(np.float64)
+    extent = float(np.ptp(places, axis=0).max())
+    some = np.random.default_rng(0).permutation(len(places))[:256]
+    company = min(COMPANY, len(places))
+    distances = cKDTree(places).query(places[some], [company])[0]
+    learned = f"the network learned spheres of radius {radius:.3g}"
+    if np.median(distances) > radius:
+        likely = "perhaps the scan is too sparse for them"
+        for times, unit in ((1000, "millimetres"), (100, "centimetres")):
+            if extent > 1.5 * times * radius:  # a room is some radii wide
+                likely = f"perhaps it is in {unit} for metres: divide it by {times:,}"
+                break
+        return f"{learned}, which hold fewer than {company} points of this scene; {likely}"
+    if extent < radius / 20:
+        likely = "perhaps it is in metres for millimetres: multiply it by 1,000"
+        return f"{learned}, and the whole scene is {extent:.3g} wide; {likely}"
+    return None
+
+
+def segment_blocks(
+    ask: Ask,
+    points: Float[np.ndarray, "n 3"],
+    colors: Float32[np.ndarray, "n 3"] | None = None,
+    *,
+    block: float,
+    ratio: int,
+    size: int,
+    batch_size: int = 8,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Float32[np.ndarray, "n c"]:
+    """Return the probabilities of every point of a scene that is cut as S3DIS is in training.
+
+    All points of a block are dealt out into random parts of ``size`` points.
+
+    Args: as in `segment_scene`, and
+        block: side of a block.
+        ratio: blocks that a point is in, along a side.
+
+    Symmetry: blocks stand on the floor; unlike spheres they depend on which way is up.
+    Degenerate: blocks of a few points at the walls, which training leaves out, are answered too.
+    """
+    floor = points[:, 2].min()
+    blocks = list(cut_blocks(points, block, ratio))
+    total = sum(len(rows) for _, rows in blocks)
+    rng = np.random.default_rng(seed)
+
+    def views() -> Iterator[View]:
+        done = 0
+        weights = np.ones(size, np.float32)
+        for corner, inside in blocks:
+            done += len(inside)
+            middle = np.array([*(corner + block / 2), floor])
+            for rows in _deal(rng.permutation(inside), size):
+                yield View(rows, (points[rows] - middle).astype(np.float32), weights, done)
+
+    return _vote(ask, views(), len(points), colors, batch_size, total, report)
+
+
+def _deal(rows: Int[np.ndarray, "n"], size: int) -> Int[np.ndarray, "parts size"]:
+    """Deal points out into parts of one size; the last is filled up with some of the first."""
+    count = -(-len(rows) // size)
+    return np.resize(rows, count * size).reshape(count, size)
+
+
 def segment_shape(
     ask: Ask,
     points: Float[np.ndarray, "n 3"],
@@ -117,8 +195,7 @@ def segment_shape(
     local = (places / length).astype(np.float32)
     order = np.random.default_rng(seed).permutation(n)
     size = min(size, n)
-    count = -(-n // size)
-    dealt = np.resize(order, count * size).reshape(count, size)
+    dealt = _deal(order, size)
     weights = np.ones(size, np.float32)
 
     def views() -> Iterator[View]:
