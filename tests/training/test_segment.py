@@ -1,5 +1,6 @@
 """Clouds of any size through a segmenter, and the files that come out."""
 
+import base64
 import json
 import re
 
@@ -176,7 +177,8 @@ def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, 
     assert status == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert any("holes.xyz: 135 points (15 nan points left out): " in line for line in lines)
+    said = "holes.xyz: 135 points (15 nan points besides, labelled -1): "
+    assert any(said in line for line in lines)
     assert sum(": error: " in line for line in lines) == 2
     assert any("its category is not known: name it (--category)" in line for line in lines)
     labelled, original = read_cloud(out / "chair/one.ply"), read_cloud(shapes / "chair/one.xyz")
@@ -185,6 +187,8 @@ def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, 
     assert labelled.colors is not None
     assert (out / "chair/one.png").stat().st_size > 1000
     assert set(read_cloud(out / "table/one.ply").labels.unique().tolist()) <= {2, 3}
+    assert b"element vertex 150" in (out / "table/holes.ply").read_bytes()  # as in the file
+    assert read_cloud(out / "table/holes.ply").holes == 15
     listing = json.loads((out / "segments.json").read_text())
     assert listing["names"] == list(PARTS)
     first, last = (row for row in listing["files"] if row["category"] == "table")
@@ -240,3 +244,111 @@ def test_what_cannot_be_done(shapes, room, parts_weights, scene_weights, tmp_pat
         load_segmenter(scene_weights, turns=0)
     with pytest.raises(ValueError, match=re.escape("radius must be positive, got -1")):
         load_segmenter(scene_weights, radius=-1.0)
+
+
+def test_points_of_nan_keep_their_places(shapes, parts_weights, tmp_path):
+    file = shapes / "table/holes.xyz"
+    assert segment([file], parts_weights, tmp_path / "out", form="npz") == 0
+    given = np.loadtxt(file)
+    with np.load(tmp_path / "out/holes.npz") as found:
+        np.testing.assert_allclose(found["points"], given, atol=1e-4)
+        hole = np.isnan(given).all(1)
+        assert (found["labels"][hole] == -1).all()
+        assert (found["confidence"][hole] == 0).all()
+        assert (found["labels"][~hole] >= 0).all()
+    assert segment([file], parts_weights, tmp_path / "out", form="las") == 0
+    assert len(read_cloud(tmp_path / "out/holes.las")) == 135
+
+
+def test_meshes_are_said_to_be_sampled(parts_weights, tmp_path, capsys):
+    mesh = tmp_path / "chair.off"
+    mesh.write_text("OFF\n4 2 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 1 2\n3 0 1 3\n")
+    assert segment([mesh], parts_weights, tmp_path / "out", category="chair") == 0
+    assert "chair.off: 8,192 points drawn from the mesh: " in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/segments.json").read_text())["files"][0]["sampled"]
+
+
+def test_official_folders_are_categories(shapes, tmp_path):
+    names = ("Chair/1", "Chair/2", "table/1", "table/2")
+    file = tmp_path / "parts.safetensors"
+    write_weights(file, "dgcnn_partseg", names, ("Chair", "table"), categories=2)
+    (shapes / "ufo").rename(shapes / "03001627")
+    one = shapes / "03001627/one.xyz"
+    assert segment([one], file, tmp_path / "out") == 0
+    listing = json.loads((tmp_path / "out/segments.json").read_text())
+    assert listing["files"][0]["category"] == "Chair"
+    assert load_segmenter(file).category("04379243") == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (1, None),
+        (1000, "perhaps it is in millimetres for metres: divide it by 1,000"),
+        (100, "perhaps it is in centimetres for metres: divide it by 100"),
+        (0.001, "perhaps it is in metres for millimetres: multiply it by 1,000"),
+    ],
+)
+def test_a_scene_in_another_unit_is_doubted(room, tmp_path, capsys, scale, words):
+    file = tmp_path / "scenes.safetensors"
+    write_weights(file, "dgcnn_semseg", CLASSES, ("room",), radius=0.8)
+    np.save(tmp_path / "room.npy", scale * room[0])
+    assert segment([tmp_path / "room.npy"], file, tmp_path / "out", turns=1) == 0
+    shown = capsys.readouterr().out
+    listing = json.loads((tmp_path / "out/segments.json").read_text())
+    warning = listing["files"][0]["warning"]
+    if words is None:
+        assert warning is None
+        assert "warning" not in shown
+    else:
+        assert words in warning
+        assert f"warning: {tmp_path / 'room.npy'}: the network learned spheres of radius" in shown
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [(1, "las"), (3, "las"), (6, "laz"), (8, "las")])
+def test_other_fields_of_a_las_stay(kind, suffix, room, tmp_path):
+    import laspy
+
+    header = laspy.LasHeader(point_format=kind, version="1.4" if kind > 5 else "1.2")
+    header.scales = [0.001] * 3
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = room[0].T
+    las.intensity = np.arange(len(room[0]))
+    las.gps_time = np.linspace(0, 9, len(room[0]))
+    las.return_number = np.ones(len(room[0]), np.uint8)
+    las.classification = np.full(len(room[0]), 7)
+    if kind in (3, 8):
+        las.red = np.full(len(room[0]), 1234)
+    las.write(tmp_path / f"room.{suffix}")
+    weights = write_weights(tmp_path / "w.safetensors", "dgcnn_semseg", CLASSES, ("room",))
+    segment([tmp_path / f"room.{suffix}"], weights, tmp_path / "out", form="las", turns=1)
+    found = laspy.read(tmp_path / "out/room.las")
+    np.testing.assert_array_equal(found.intensity, las.intensity)
+    np.testing.assert_array_equal(found.gps_time, las.gps_time)
+    np.testing.assert_array_equal(found.X, las.X)
+    assert (np.asarray(found.return_number) == 1).all()
+    assert (np.asarray(found.red) == 1234).all() == (kind in (3, 8))
+    segment([tmp_path / f"room.{suffix}"], weights, tmp_path / "out", form="npz", turns=1)
+    with np.load(tmp_path / "out/room.npz") as plain:
+        np.testing.assert_array_equal(found.classification, plain["labels"])
+
+
+def test_a_page_holds_the_cloud_and_its_legend(room, tmp_path, monkeypatch):
+    weights = write_weights(tmp_path / "w.safetensors", "dgcnn_semseg", CLASSES, ("room",))
+    np.save(tmp_path / "<b>room.npy", 50 + 7 * room[0])
+    monkeypatch.setattr("locotrans.training.segment.page.SHOWN", 1000)
+    segment([tmp_path / "<b>room.npy"], weights, tmp_path / "out", turns=1, html=True, radius=5.0)
+    text = (tmp_path / "out/<b>room.html").read_text()
+    assert "<b>" not in text  # a name cannot become markup
+    assert "{{" not in text
+    state = json.loads(re.search(r"const state = (.*);\n", text).group(1))
+    assert state["about"].startswith("1,500 points, 1,000 of them shown")
+    points, labels = (
+        np.frombuffer(base64.b64decode(state[key]), dtype)
+        for key, dtype in (("points", "<i2"), ("labels", "<u2"))
+    )
+    assert (points.size, labels.size) == (3000, 1000)
+    assert np.linalg.norm(points.reshape(-1, 3), axis=1).max() == pytest.approx(32767, abs=2000)
+    counts = json.loads((tmp_path / "out/segments.json").read_text())["files"][0]["labels"]
+    assert [row["name"] for row in state["legend"]] == list(counts)
+    assert set(labels.tolist()) <= {row["label"] for row in state["legend"]}

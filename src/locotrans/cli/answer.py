@@ -121,6 +121,7 @@ def segment(
     points: int | None = None,
     turns: int = 2,
     picture: bool = False,
+    html: bool = False,
     seed: int = 0,
     batch_size: int = 8,
     device: str = "auto",
@@ -141,6 +142,7 @@ def segment(
         points: Points of a block; by default as in training.
         turns: Spheres that every point of a scene is in, at least; their votes are added.
         picture: Write a picture of each file, too.
+        html: Write a page of each file, too, that turns with the mouse; one self-contained file.
         seed: Seed of the choice of points.
         batch_size: Blocks at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
@@ -157,6 +159,7 @@ def segment(
         points=points,
         turns=turns,
         picture=picture,
+        html=html,
         seed=seed,
         batch_size=batch_size,
         device=device,

@@ -25,6 +25,10 @@ class Cloud:
     """Subtracted in double precision; zero unless single precision would lose the shape."""
     holes: int = 0
     """Points of nan alone, as scanners write where they saw nothing; they are left out."""
+    rows: Int[Tensor, "n"] | None = None
+    """Which points of the file these are, where holes were left out."""
+    sampled: bool = False
+    """Whether the points were drawn from a mesh."""
     path: Path | None = None
     """Where it was read from."""
 

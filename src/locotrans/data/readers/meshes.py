@@ -65,5 +65,6 @@ def sample_mesh(source: Source, mesh: Cloud, samples: int, seed: int) -> Cloud:
         colors=colors,
         labels=labels,
         offset=mesh.offset,
+        sampled=True,
         path=mesh.path,
     )

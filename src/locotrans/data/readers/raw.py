@@ -84,7 +84,8 @@ def finish(source: Source, raw: Raw) -> Cloud:
     """
     if len(raw.points) == 0:
         raise source.error("holds no points", "write the cloud again, or leave the file out")
-    raw, holes = _without_holes(source, raw)
+    count = len(raw.points)
+    raw, rows = _without_holes(source, raw)
     _check_finite(source, raw, "coordinates", raw.points)
     points, offset = _single(source, raw.points)
     normals, labels = raw.normals, raw.labels
@@ -102,17 +103,22 @@ def finish(source: Source, raw: Raw) -> Cloud:
         labels=None if labels is None else torch.from_numpy(_whole(source, raw, labels)),
         faces=None if faces is None else torch.from_numpy(_corners(source, faces, len(points))),
         offset=offset,
-        holes=holes,
+        holes=count - len(points),
+        rows=None if rows is None else torch.from_numpy(rows),
         path=source.path,
     )
 
 
-def _without_holes(source: Source, raw: Raw) -> tuple[Raw, int]:
-    """Leave out the points of nan alone, unless triangles count on their numbers."""
+def _without_holes(source: Source, raw: Raw) -> tuple[Raw, Array | None]:
+    """Leave out the points of nan alone, unless triangles count on their numbers.
+
+    Returns:
+        The rest, and which points they are, or None if they are all.
+    """
     hole = _rows_of_nan(raw.points)
     count = int(hole.sum())
     if count == 0 or (raw.faces is not None and len(raw.faces)):
-        return raw, 0
+        return raw, None
     if count == len(hole):
         raise source.error(f"its {count} points are all nan", "scan it again, or leave it out")
     rows = np.flatnonzero(~hole)
@@ -124,7 +130,7 @@ def _without_holes(source: Source, raw: Raw) -> tuple[Raw, int]:
         labels=None if raw.labels is None else raw.labels[rows],
         where=lambda row: raw.where(int(rows[row])),
     )
-    return kept, count
+    return kept, rows
 
 
 def _rows_of_nan(values: Array) -> Array:

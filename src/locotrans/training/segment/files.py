@@ -16,6 +16,7 @@ from locotrans.pictures import label_colors, labels_figure, save_figure
 from locotrans.training.predict.files import find_files, printable, reason_of
 from locotrans.training.record import find_device, write_json
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
+from locotrans.training.segment.page import write_page
 from locotrans.training.segment.scenes import Report
 from locotrans.training.segment.writers import FORMATS, Format, write_labels
 from locotrans.training.tasks import folder_category
@@ -33,10 +34,14 @@ class Segmented(NamedTuple):
     out: Path | None = None
     points: int | None = None
     holes: int = 0
-    """Points of nan in the file, which are left out."""
+    """Points of nan in the file, which get the label -1."""
+    sampled: bool = False
+    """Whether the points were drawn from a mesh."""
     category: str | None = None
     labels: dict[str, int] | None = None
     """Points of each label that occurs."""
+    warning: str | None = None
+    """What makes the answer doubtful."""
     error: str | None = None
 
     def row(self) -> dict[str, Any]:
@@ -56,6 +61,7 @@ def segment(
     points: int | None = None,
     turns: int = 2,
     picture: bool = False,
+    html: bool = False,
     seed: int = 0,
     batch_size: int = 8,
     device: str = "auto",
@@ -75,6 +81,7 @@ def segment(
         points: Points of a block; by default as in training.
         turns: Spheres that every point of a scene is in, at least.
         picture: Write a picture of each as well.
+        html: Write a page of each as well, that turns with the mouse.
         seed: Seed of the choice of points.
         batch_size: Blocks at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
@@ -99,7 +106,7 @@ def segment(
         network.category(category)
     jobs = place_outputs(paths, out, form)
     rows: list[Segmented] = []
-    for row in segment_files(network, jobs, category, picture, seed):
+    for row in segment_files(network, jobs, category, picture, html, seed):
         rows.append(row)
         print(_line(row), flush=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -140,6 +147,7 @@ def segment_files(
     jobs: dict[Path, Path],
     category: str | None,
     picture: bool,
+    html: bool,
     seed: int,
 ) -> Iterator[Segmented]:
     """Yield the answer for each file, in order; nothing that a file can hold raises."""
@@ -153,7 +161,7 @@ def segment_files(
                 bar.update(votes, completed=done, total=total)
 
             try:
-                yield _segment(network, path, out, category, picture, seed, report)
+                yield _segment(network, path, out, category, picture, html, seed, report)
             except Exception as error:  # also what was not foreseen must not end a long run
                 yield Segmented(path, error=reason_of(error, path))
             bar.remove_task(votes)
@@ -166,6 +174,7 @@ def _segment(
     out: Path,
     category: str | None,
     picture: bool,
+    html: bool,
     seed: int,
     report: Report,
 ) -> Segmented:
@@ -181,8 +190,20 @@ def _segment(
     write_labels(out, cloud, labels, confidence, palette, network.names)
     if picture:
         draw(out.with_suffix(".png"), cloud, labels, network.names, seed)
+    if html:
+        page, points = out.with_suffix(".html"), cloud.points.numpy()
+        write_page(page, path.name, points, labels, palette, network.names, seed)
     counts = Counter({network.names[i]: int(n) for i, n in enumerate(np.bincount(labels)) if n})
-    return Segmented(path, out, len(cloud), cloud.holes, name, dict(counts.most_common()))
+    return Segmented(
+        path,
+        out,
+        len(cloud),
+        cloud.holes,
+        cloud.sampled,
+        name,
+        dict(counts.most_common()),
+        network.doubt(cloud.points.numpy()),
+    )
 
 
 def _category(
@@ -215,5 +236,7 @@ def _line(row: Segmented) -> str:
     if row.error is not None or row.labels is None or row.points is None:
         return f"{path}: error: {row.error}"
     shares = ", ".join(f"{name} {n / row.points:.0%}" for name, n in list(row.labels.items())[:4])
-    holes = f" ({counted(row.holes, 'nan point')} left out)" if row.holes else ""
-    return f"{path}: {counted(row.points, 'point')}{holes}: {shares} -> {row.out}"
+    holes = f" ({counted(row.holes, 'nan point')} besides, labelled -1)" if row.holes else ""
+    drawn = " drawn from the mesh" if row.sampled else ""
+    warning = f"\nwarning: {path}: {row.warning}" if row.warning else ""
+    return f"{path}: {counted(row.points, 'point')}{drawn}{holes}: {shares} -> {row.out}{warning}"

@@ -22,23 +22,38 @@ def write_labels(
     palette: UInt8[np.ndarray, "classes 3"],
     names: tuple[str, ...],
 ) -> None:
-    """Write a cloud with the label of every point, in the order and units that it was read in.
+    """Write a cloud with the label of every point, in the order and units of its file.
 
     ``.ply`` has the properties label, confidence, and the label's colour; ``.npz`` points, labels,
     confidence, names and the colours of the file; ``.las`` the label as classification, and its
-    colour. Coordinates are in double precision where single would lose the shape.
+    colour; of a las or laz all other fields stay, and its colours if it has any. Coordinates are in
+    double precision where single would lose the shape. Points of nan keep their places, with the
+    label -1, no confidence and black; a las has no room for them.
 
     Raises:
         ValueError: if a label does not fit, or laspy is missing.
     """
     points = coordinates(cloud)
-    if path.suffix == ".npz":
-        content = _npz(points, cloud, labels, confidence, names)
-    elif path.suffix == ".las":
-        content = _las(points, labels, palette)
+    if path.suffix == ".las":
+        content = _las(points, cloud, labels, palette)
     else:
-        content = _ply(points, labels, confidence, palette, names)
+        points, confidence = _whole(cloud, points, np.nan), _whole(cloud, confidence, 0)
+        labels = _whole(cloud, labels, -1)
+        if path.suffix == ".npz":
+            content = _npz(points, cloud, labels, confidence, names)
+        else:
+            black = np.zeros((1, 3), np.uint8)  # where the label -1 points to
+            content = _ply(points, labels, confidence, np.concatenate([palette, black]), names)
     write_atomically(path, content)
+
+
+def _whole(cloud: Cloud, values: np.ndarray, hole: float | int) -> np.ndarray:
+    """Return values of points as those of all points of the file, the holes among them."""
+    if cloud.rows is None:
+        return values
+    result = np.full((len(cloud) + cloud.holes, *values.shape[1:]), hole, values.dtype)
+    result[cloud.rows.numpy()] = values
+    return result
 
 
 def coordinates(cloud: Cloud) -> Float[np.ndarray, "n 3"]:
@@ -85,7 +100,7 @@ def _npz(
 ) -> bytes:
     arrays = {"points": points, "labels": labels.astype(np.int32), "confidence": confidence}
     if cloud.colors is not None:
-        arrays["colors"] = cloud.colors.numpy()
+        arrays["colors"] = _whole(cloud, cloud.colors.numpy(), 0)
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays, names=np.array(names, np.str_))
     return file.getvalue()
@@ -93,6 +108,7 @@ def _npz(
 
 def _las(
     points: Float[np.ndarray, "n 3"],
+    cloud: Cloud,
     labels: Int[np.ndarray, "n"],
     palette: UInt8[np.ndarray, "classes 3"],
 ) -> bytes:
@@ -102,16 +118,24 @@ def _las(
         raise ValueError("writing las needs laspy: pip install 'locotrans[las]'") from None
     if int(labels.max()) > 255:
         raise ValueError(f"las has room for labels up to 255, got {int(labels.max())}")
-    header = laspy.LasHeader(point_format=7, version="1.4")
-    low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
-    header.offsets = low
-    # whole numbers of 31 bits: the finest power of ten that spans the cloud
-    header.scales = 10.0 ** np.ceil(np.log10(np.maximum(high - low, 1e-6) / 2**31))
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.astype(np.float64).T
+    colored = False
+    if cloud.path is not None and cloud.path.suffix.lower() in (".las", ".laz"):
+        las = laspy.read(cloud.path)
+        colored = "red" in las.point_format.dimension_names
+        if las.point_format.id < 6 or not colored:  # no room for labels beyond 31, or for colours
+            las = laspy.convert(las, point_format_id=7)
+    else:
+        header = laspy.LasHeader(point_format=7, version="1.4")
+        low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
+        header.offsets = low
+        # whole numbers of 31 bits: the finest power of ten that spans the cloud
+        header.scales = 10.0 ** np.ceil(np.log10(np.maximum(high - low, 1e-6) / 2**31))
+        las = laspy.LasData(header)
+        las.x, las.y, las.z = points.astype(np.float64).T
     las.classification = labels.astype(np.uint8)
-    for column, color in enumerate(("red", "green", "blue")):
-        setattr(las, color, palette[labels, column].astype(np.uint16) * 257)
+    if not colored:
+        for column, color in enumerate(("red", "green", "blue")):
+            setattr(las, color, palette[labels, column].astype(np.uint16) * 257)
     file = io.BytesIO()
-    las.write(file)
+    las.write(file, do_compress=False)
     return file.getvalue()
