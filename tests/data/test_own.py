@@ -292,7 +292,7 @@ def test_one_class_is_not_taken_for_two_named_train_and_test(folder):
         (folder / "apple" / f"{'0' if split == 'test' else '2'}.xyz").rename(
             folder / "apple" / split / "a.xyz"
         )
-    with pytest.raises(ValueError, match=r"holds no folder per class; if .*apple is itself.*sphere="):
+    with pytest.raises(ValueError, match=r"no folder per class; if .*apple is itself.*sphere="):
         list_folder(folder / "apple")
 
 
