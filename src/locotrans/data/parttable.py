@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -14,24 +15,28 @@ from locotrans.counting import counted
 from locotrans.data.roots import read_lines
 
 SHAPENET = (
-    ("Airplane", "02691156", 4),
-    ("Bag", "02773838", 2),
-    ("Cap", "02954340", 2),
-    ("Car", "02958343", 4),
-    ("Chair", "03001627", 4),
-    ("Earphone", "03261776", 3),
-    ("Guitar", "03467517", 3),
-    ("Knife", "03624134", 2),
-    ("Lamp", "03636649", 4),
-    ("Laptop", "03642806", 2),
-    ("Motorbike", "03790512", 6),
-    ("Mug", "03797390", 2),
-    ("Pistol", "03948459", 3),
-    ("Rocket", "04099429", 3),
-    ("Skateboard", "04225987", 3),
-    ("Table", "04379243", 3),
+    ("Airplane", "02691156", "body wings tail engines"),
+    ("Bag", "02773838", "handle body"),
+    ("Cap", "02954340", "crown brim"),
+    ("Car", "02958343", "roof hood wheels body"),
+    ("Chair", "03001627", "back seat legs arms"),
+    ("Earphone", "03261776", "cups headband cable"),
+    ("Guitar", "03467517", "head neck body"),
+    ("Knife", "03624134", "blade handle"),
+    ("Lamp", "03636649", "base shade canopy stem"),
+    ("Laptop", "03642806", "keyboard screen"),
+    ("Motorbike", "03790512", "tank seat wheels handlebar light frame"),
+    ("Mug", "03797390", "handle cup"),
+    ("Pistol", "03948459", "barrel grip trigger"),
+    ("Rocket", "04099429", "body fins nose"),
+    ("Skateboard", "04225987", "wheels deck trucks"),
+    ("Table", "04379243", "top legs supports"),
 )
-"""Category, its number in WordNet, and its parts, in the order of labels and of part numbers."""
+"""Category, its number in WordNet, and its parts, in the order of labels and of part numbers.
+
+The releases number the parts; the words are ours, after what the points of each part show.
+"""
+OFFICIAL_PARTS = tuple(f"{name}/{part}" for name, _, parts in SHAPENET for part in parts.split())
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,11 @@ class PartTable:
 
     @cached_property
     def part_names(self) -> tuple[str, ...]:
-        """Names such as "Chair/1", by part number; the releases name no parts, only number them."""
-        count = 1 + max(number for numbers in self.parts for number in numbers)
-        names = [f"part/{number}" for number in range(count)]
+        """Names by part number: such as "Chair/back", or "robot/1" of other categories."""
+        if self.official:
+            return OFFICIAL_PARTS
+        most = max(number for numbers in self.parts for number in numbers)
+        names = [f"part/{number}" for number in range(most + 1)]
         for category, numbers in zip(self.categories, self.parts, strict=True):
             for place, number in enumerate(numbers, start=1):
                 names[number] = f"{category}/{place}"
@@ -103,6 +110,16 @@ class PartTable:
             )
 
 
+def with_words(names: Sequence[str]) -> list[str]:
+    """Return the names of parts; those of ShapeNetPart that are numbers ("Chair/1") as words."""
+    numbered = [
+        f"{category}/{place}"
+        for category, _, parts in SHAPENET
+        for place in range(1, len(parts.split()) + 1)
+    ]
+    return list(OFFICIAL_PARTS if list(names) == numbered else names)
+
+
 def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:
     """Read the categories of a release, and find their parts.
 
@@ -117,11 +134,8 @@ def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:
     pairs = read_categories(folder / categories_file)
     if dict(pairs).items() <= {name: synset for name, synset, _ in SHAPENET}.items():
         pairs = [(name, synset) for name, synset, _ in SHAPENET]
-        starts = [sum(n for *_, n in SHAPENET[:i]) for i in range(len(SHAPENET))]
-        numbers = tuple(
-            tuple(range(start, start + count))
-            for start, (*_, count) in zip(starts, SHAPENET, strict=True)
-        )
+        number = count()
+        numbers = tuple(tuple(next(number) for _ in parts.split()) for *_, parts in SHAPENET)
     else:
         listing = folder / "catid_partid_to_overallid.json"
         if not listing.exists():

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from locotrans.data.parttable import with_words
 from locotrans.models import create_model, list_pretrained, model_config
 from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
@@ -104,6 +105,8 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     load_state(model, averaged(tensors) or tensors, path)
     if any(x.dtype == torch.float16 for x in tensors.values()):
         metadata["stored"] = "float16"
+    if "part_names" in metadata:
+        metadata["part_names"] = with_words(metadata["part_names"])  # earlier files have numbers
     return model.eval(), metadata
 
 
