@@ -179,3 +179,37 @@ def test_a_file_and_no_root(own, own_cache):
         check(own / "hat" / "0.npy")
     own_cache.mkdir(parents=True)
     assert check().problems == [f"nothing is recognised under {own_cache.parent}"]
+
+
+@pytest.mark.parametrize("suffix", ["xyz", "off"])
+def test_files_that_are_there_twice_are_listed(suffix, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 3), ("test", 2)):
+        for kind in ("apple", "plum"):
+            folder = tmp_path / "set" / split / kind
+            folder.mkdir(parents=True)
+            for number in range(count):
+                rows = "\n".join(" ".join(map(str, x)) for x in rng.normal(size=(30, 3)))
+                head, tail = (
+                    ("OFF\n30 2 0\n", "\n3 0 1 2\n3 3 4 5") if suffix == "off" else ("", "")
+                )
+                (folder / f"{split}{number}.{suffix}").write_text(f"{head}{rows}{tail}\n")
+    root, twins = tmp_path / "set", tmp_path / "twins.txt"
+    main(["data", "check", str(root), "--twins", str(twins)])
+    assert "0 twins -> " in capsys.readouterr().out
+    assert twins.read_text() == ""
+    copied = (root / "train/apple" / f"train1.{suffix}").read_text()
+    (root / "test/plum" / f"test0.{suffix}").write_text(copied)
+    main(["data", "check", str(root), "--twins", str(twins)])
+    assert "note: 1 shape has the points of shapes to train on" in capsys.readouterr().out
+    assert twins.read_text() == f"test/plum/test0.{suffix}\n"
+
+
+def test_clouds_of_one_file_that_are_in_another_are_twins(tmp_path, capsys):
+    data = np.random.default_rng(0).normal(size=(4, 20, 3)).astype(np.float32)
+    for split, rows in (("train", data[:3]), ("test", data[2:])):
+        with h5py.File(tmp_path / f"{split}.h5", "w") as file:
+            file["data"], file["label"] = rows, np.arange(len(rows))
+    main(["data", "check", str(tmp_path), "--twins", str(tmp_path / "twins.txt")])
+    assert "note: 1 shape has the points of shapes to train on" in capsys.readouterr().out
+    assert (tmp_path / "twins.txt").read_text() == "test#0\n"

@@ -11,19 +11,31 @@ def data_commands() -> None:
     """Check, export and prepare data sets: `locotrans data --help`."""
 
 
-def check_data(root: tyro.conf.Positional[Path | None] = None, /, classes: bool = False) -> None:
+def check_data(
+    root: tyro.conf.Positional[Path | None] = None,
+    /,
+    classes: bool = False,
+    twins: Path | None = None,
+) -> None:
     """Say which data sets lie in a folder, what they hold, and what is wrong.
 
     Args:
         root: Folder to look into, or a table of paths and labels; by default as for `train`: the
             environment variable LOCOTRANS_DATA, then the cache folder.
         classes: Count the shapes of every class too, of scenes the points.
+        twins: File to list the shapes of other splits in that have the points of shapes to train
+            on, say because a file is there twice; `eval --exclude` takes it.
     """
     from locotrans.data import check
+    from locotrans.training.record import write_atomically
 
     report = check(root)
     for line in report.lines(classes=classes):
         print(line)
+    if twins is not None:
+        names = sorted({name for found in report.sets for name in found.twins})
+        write_atomically(twins, "".join(f"{name}\n" for name in names).encode())
+        print(f"{counted(len(names), 'twin')} -> {twins}")
     if report.problems:
         more = f"; and {len(report.problems) - 3} more, above" if len(report.problems) > 3 else ""
         raise ValueError("; ".join(report.problems[:3]) + more)

@@ -1,10 +1,14 @@
 """What lies in a folder: the data sets that are recognised there, their counts, what is wrong."""
 
+import hashlib
 import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
 
 from locotrans.counting import counted
 from locotrans.data.clouds import CloudSet
@@ -23,6 +27,7 @@ from locotrans.data.shapenetpart import LAYOUTS as SHAPENETPART
 
 GENERIC = ("train*.h5", "test*.h5")
 RAW_ROOMS = "Area_*/*/Annotations"
+SAME = "the points of shapes to train on (--twins FILE lists them, for `eval --exclude`)"
 SAMPLED = 1024  # points to load where clouds are sampled from files of any size
 
 
@@ -78,6 +83,10 @@ class SetReport:
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    twins: list[str] = field(default_factory=list)
+    """Shapes of other splits that have the same points as one to train on."""
+    seen: set[bytes] = field(default_factory=set)
+    """Digests of the clouds to train on."""
 
 
 @dataclass
@@ -242,6 +251,7 @@ def _count(
 ) -> None:
     report.up = clouds.up
     count, classes, parts, rooms = None, clouds.class_counts, {}, 0
+    notes = clouds.notes
     scenes = clouds.items != "shapes"
     if clouds.parts is not None and (scenes or not sampled):
         known = clouds.parts[clouds.parts >= 0]
@@ -250,6 +260,13 @@ def _count(
     if scenes:
         classes, parts = parts, {}
         rooms = len({name.partition("@")[0] for name in clouds.ids})
+    elif (name := clouds.split) == "train":
+        report.seen.update(map(_digest, clouds.points.numpy()))
+    else:
+        twins = [row for row, x in enumerate(clouds.points.numpy()) if _digest(x) in report.seen]
+        report.twins += [clouds.ids[row] if clouds.ids else f"{name}#{row}" for row in twins]
+        if twins:
+            notes = (*notes, f"{counted(len(twins), 'shape has', 'shapes have')} {SAME}")
     if not sampled:
         count = clouds.points.shape[1]
     report.splits.append(
@@ -259,12 +276,17 @@ def _count(
             points=count,
             classes=classes,
             parts=parts,
-            notes=clouds.notes,
+            notes=notes,
             sizes=sizes,
             items=clouds.items,
             rooms=rooms,
         )
     )
+
+
+def _digest(points: Float[np.ndarray, "n 3"]) -> bytes:
+    """Digest a cloud; the same file gives the same points, also of a mesh."""
+    return hashlib.sha256(points.tobytes()).digest()
 
 
 def _loose(root: Path) -> list[str]:
