@@ -61,7 +61,7 @@ def test_segment_takes_them_by_default_and_knows_a_chair(chair, tmp_path):
     assert np.mean(labels[0] == labels[1]) >= 0.99
     said = np.array(names)[labels[0]]
     assert {name.partition("/")[0] for name in said} == {"Chair"}
-    for part, name in {"back": "Chair/back", "seat": "Chair/seat", "leg": "Chair/legs"}.items():
+    for part, name in {"back": "Chair/back", "seat": "Chair/seat", "leg": "Chair/leg"}.items():
         here = np.char.startswith(truth, part)
         assert here.any(), sorted(set(truth))
         assert np.mean(said[here] == name) > 0.7, part

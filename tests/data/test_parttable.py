@@ -8,7 +8,7 @@ def test_official_parts_have_words_by_number(tmp_path):
     table = read_table_of_parts(tmp_path, "names.txt")
     assert table.official
     assert len(table.part_names) == len(set(table.part_names)) == 50
-    assert table.part_names[12:16] == ("Chair/back", "Chair/seat", "Chair/legs", "Chair/arms")
+    assert table.part_names[12:16] == ("Chair/back", "Chair/seat", "Chair/leg", "Chair/arm")
     assert table.parts[table.categories.index("Mug")] == (36, 37)
     for row, (category, *_) in enumerate(SHAPENET):
         own = [name.startswith(f"{category}/") for name in table.part_names]

@@ -15,22 +15,22 @@ from locotrans.counting import counted
 from locotrans.data.roots import read_lines
 
 SHAPENET = (
-    ("Airplane", "02691156", "body wings tail engines"),
+    ("Airplane", "02691156", "body wing tail engine"),
     ("Bag", "02773838", "handle body"),
     ("Cap", "02954340", "crown brim"),
-    ("Car", "02958343", "roof hood wheels body"),
-    ("Chair", "03001627", "back seat legs arms"),
-    ("Earphone", "03261776", "cups headband cable"),
+    ("Car", "02958343", "roof hood wheel body"),
+    ("Chair", "03001627", "back seat leg arm"),
+    ("Earphone", "03261776", "cup band wire"),
     ("Guitar", "03467517", "head neck body"),
     ("Knife", "03624134", "blade handle"),
-    ("Lamp", "03636649", "base shade canopy stem"),
-    ("Laptop", "03642806", "keyboard screen"),
-    ("Motorbike", "03790512", "tank seat wheels handlebar light frame"),
-    ("Mug", "03797390", "handle cup"),
+    ("Lamp", "03636649", "base shade canopy pole"),
+    ("Laptop", "03642806", "base lid"),
+    ("Motorbike", "03790512", "tank seat wheel handlebar light frame"),
+    ("Mug", "03797390", "handle body"),
     ("Pistol", "03948459", "barrel grip trigger"),
-    ("Rocket", "04099429", "body fins nose"),
-    ("Skateboard", "04225987", "wheels deck trucks"),
-    ("Table", "04379243", "top legs supports"),
+    ("Rocket", "04099429", "body fin nose"),
+    ("Skateboard", "04225987", "wheel deck axle"),
+    ("Table", "04379243", "top leg support"),
 )
 """Category, its number in WordNet, and its parts, in the order of labels and of part numbers.
 
