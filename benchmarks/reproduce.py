@@ -176,7 +176,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--dense {args.dense}: there is no file {args.dense / 'test.h5'}")
     deadline = time.monotonic() + args.stop_after
     records = args.records or args.out
-    left = [name for name in chosen if not (records / name / FILES[-1]).exists()]
+    left = [
+        name
+        for name in chosen
+        if not (records / name / FILES[-1]).exists()
+        or (  # finished before dense clouds were named; without its weights nothing can be added
+            args.dense is not None
+            and name in SAMPLED
+            and not (records / name / "samplings.json").exists()
+            and (args.out / name / "weights.safetensors").exists()
+        )
+    ]
     if args.list:
         print("\n".join(f"{name}: {chosen[name]}" for name in left))
         return 0

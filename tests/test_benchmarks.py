@@ -522,6 +522,12 @@ def test_reproduce_goes_past_a_run_that_fails(tmp_path, monkeypatch, capsys):
     assert {*reproduce.FILES} <= {p.name for p in (tmp_path / "b").iterdir()}
     sampled = json.loads((tmp_path / "b" / "samplings.json").read_text())
     assert (sampled["data"], len(sampled["rows"])) == ("hdf5:up=y", 21)
+    (tmp_path / "b" / "samplings.json").unlink()  # as if dense clouds had come later
+    capsys.readouterr()
+    assert reproduce.main([*common, "--list"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["a", "b"]
+    assert reproduce.main([*common[:-2], "--list"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["a"]
 
 
 def test_reproduce_stops_at_ctrl_c(tmp_path, monkeypatch):

@@ -180,10 +180,17 @@ def test_part_numbers_that_begin_anew_in_every_category(tmp_path, layout, first)
     assert clouds.parts[1].bincount().tolist() == [0, 0, 0, 20, 20]
 
 
+@pytest.mark.parametrize(("layout", "first"), [("normal", 0), ("pts", 1)])
+def test_part_numbers_over_all_categories(tmp_path, layout, first):
+    one, other = np.array([0, 1] * 20) + first, np.array([2, 3] * 20) + first
+    root = own_parts(tmp_path, one, other, layout=layout)
+    clouds = load_dataset(f"shapenetpart:{layout}", "test", root=root, points=8)
+    assert clouds.part_names[first:] == ("Thing/1", "Thing/2", "Other/1", "Other/2")
+    assert clouds.allowed_parts.sum(1).tolist() == [2, 2]  # no part that is not there
+    assert clouds.parts[1].unique().tolist() == other[:2].tolist()
+
+
 def test_part_numbers_of_two_categories_that_meet_are_refused(tmp_path):
-    apart = own_parts(tmp_path / "apart", [0, 1] * 20, [2, 3] * 20)
-    names = load_dataset("shapenetpart:normal", "test", root=apart, points=8).part_names
-    assert names == ("Thing/1", "Thing/2", "Other/1", "Other/2")
     root = own_parts(tmp_path / "mixed", [0, 1] * 20, [2, 3] * 19 + [0, 2])
     with pytest.raises(ValueError, match="Thing and Other both have a part 0, and parts are not"):
         load_dataset("shapenetpart:normal", "test", root=root, points=8)

@@ -371,6 +371,27 @@ def test_without_a_root_one_is_asked_for(name, own_cache):
         load_dataset(name, "test")
 
 
+def test_holes_have_lines_in_a_file_of_part_numbers_or_not(tmp_path):
+    points = np.random.default_rng(0).random((40, 3))
+    points[[3, 17]] = np.nan
+    root = tmp_path / "set"
+    for kind in ("cup", "mug"):
+        (root / kind).mkdir(parents=True)
+        for number in range(2):
+            np.save(root / kind / f"{number}.npy", points)
+            lines = np.arange(40) if number else np.delete(np.arange(40), [3, 17])
+            np.savetxt(root / kind / f"{number}.seg", lines, fmt="%d")
+    for split in ("train", "test"):
+        data = load_dataset("folder:share=0.5", split, root=root, points=38)
+        places = data.points - data.points.mean(1, keepdim=True)
+        expected = np.delete(points, [3, 17], axis=0)
+        expected -= expected.mean(0)
+        expected /= np.linalg.norm(expected, axis=1).max()
+        for cloud, parts in zip(places, data.parts, strict=True):
+            assert sorted(parts.tolist()) == sorted(set(range(40)) - {3, 17})
+            np.testing.assert_allclose(cloud[parts.argsort()], expected, atol=1e-5)
+
+
 def test_a_part_of_another_class_at_any_point_of_a_file(tmp_path):
     rng = np.random.default_rng(0)
     (tmp_path / "part_names.txt").write_text("cup/handle\ncup/body\nrim\n")
@@ -382,6 +403,10 @@ def test_a_part_of_another_class_at_any_point_of_a_file(tmp_path):
     rows = [f"{kind}{i}.npz,{kind}" for kind in ("bowl", "cup") for i in range(2)]
     table.write_text("path,label\n" + "\n".join(rows))
     assert len(load_dataset("csv:share=0.99", "train", root=table, points=16)) == 2
+    (tmp_path / "part_names.txt").write_text("cup/handle\ncup/body\n")  # 2 has a name no more
+    with pytest.raises(ValueError, match="has the part number 2, and part_names.txt names 2 parts"):
+        load_dataset("csv:share=0.99", "train", root=table, points=16)
+    (tmp_path / "part_names.txt").write_text("cup/handle\ncup/body\nrim\n")
     for number, message in ((0, "of class bowl, has points on cup/handle"), (7, "part number 7")):
         labels[-1] = number
         for name in ("bowl0", "bowl1"):

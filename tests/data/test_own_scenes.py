@@ -73,7 +73,41 @@ def test_a_table_of_scenes(scans):
     assert {name.partition("@")[0] for name in data.ids} == {"room0.npz"}
     assert data.part_names == ("floor", "wall", "roof")
     table.unlink()
+    (scans / "part_names.txt").write_text("1 2 3\n4 5 6\n7 8 9\n")  # it might be a cloud
     assert len(list_scenes(scans)) == 5  # the names are no scene
+    rows = "".join(f"room{i}.npz,kind{i}\n" for i in range(5))
+    table.write_text("path,label\n" + rows)
+    counts = [
+        len(
+            {
+                name.partition("@")[0]
+                for name in load_dataset("csv:sphere=0.8", split, root=table, points=64).ids
+            }
+        )
+        for split in ("train", "test")
+    ]
+    assert counts == [4, 1]  # whatever the labels
+
+
+def test_names_with_slashes_are_names_of_scenes(scans):
+    (scans / "part_names.txt").write_text("room/floor\nroom/wall\nroom/roof\n")
+    data = load_dataset("folder:sphere=0.8", "test", root=scans, points=64)
+    assert data.allowed_parts.all()
+
+
+def test_meshes_of_scenes_are_their_vertices(tmp_path):
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0, (4, 3, 2), (9000, 3))
+    for number in range(2):
+        lines = ["ply", "format ascii 1.0", "element vertex 9000"]
+        lines += [f"property float {axis}" for axis in "xyz"] + ["property int label"]
+        lines += ["element face 1", "property list uchar int vertex_indices", "end_header"]
+        lines += [f"{x} {y} {z} {int(z > 1)}" for x, y, z in points] + ["3 0 1 2"]
+        (tmp_path / f"{number}.ply").write_text("\n".join(lines) + "\n")
+    data = load_dataset("folder:sphere=0.8", "test", root=tmp_path, points=256)
+    assert max(len(cloud.unique(dim=0)) for cloud in data.points) == 256
+    (scene,) = data.scenes.files
+    assert len(data.scenes.read(scene).points) == 9000
 
 
 def test_scenes_that_cannot_be_learned_from(scans, caplog):
@@ -84,9 +118,21 @@ def test_scenes_that_cannot_be_learned_from(scans, caplog):
     assert any("1 file cannot be read and is left out: bare.npz" in note for note in some.notes)
     with pytest.raises(ValueError, match="sphere must be positive, got -1"):
         load_dataset("folder:sphere=-1", "train", root=scans)
-    caplog.clear()
+    said = "labels of points in"
+    assert not any(said in note for note in some.notes)
     (scans / "bare.npz").unlink()
-    load_dataset("folder:sphere=0.001", "train", root=scans, points=128)  # as if in kilometres
-    assert "most spheres of radius 0.001 hold fewer than 100 points" in caplog.text
-    assert "files in a unit in which spheres have a radius of about 1" in caplog.text
+    for sphere, words in (
+        ("0.001", "most spheres of radius 0.001 hold fewer than 8 points of the scene; perhaps it"),
+        ("900", "spheres have a radius of 900, and the scene is 4 wide; perhaps it is in metres"),
+    ):
+        with pytest.raises(ValueError, match=f"room0.npz: {words}.*or name another sphere"):
+            load_dataset(f"folder:sphere={sphere}", "train", root=scans, points=128)
+    caplog.clear()
+    load_dataset("folder:sphere=0.35", "train", root=scans, points=128)
+    assert "most spheres of radius 0.35 hold fewer than 100 points" in caplog.text
+    (scans / "part_names.txt").write_text("floor\nwall\n")
+    with pytest.raises(ValueError, match=r"room0.npz has the part number 2, and part_names.txt na"):
+        load_dataset("folder:sphere=0.8", "train", root=scans, points=64)
+    with pytest.raises(FileNotFoundError, match=r"no class folders.*--data folder:sphere=RADIUS"):
+        load_dataset("folder", "train", root=scans)
     assert "--data folder:sphere=RADIUS" in "\n".join(check(scans).lines())

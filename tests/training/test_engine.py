@@ -7,6 +7,7 @@ import json
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -157,6 +158,24 @@ def test_validation_is_a_share_of_the_training_split_and_the_test_split_is_not_r
     assert other.checksum != held_out.checksum
     with pytest.raises(ValueError, match=r"0\.01 of 20 shapes leaves 20 to train on and 0"):
         load_data(dataclasses.replace(config, validation=0.01))
+
+
+def test_what_is_cut_from_one_scene_is_not_parted_by_validation(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(5):
+        points = rng.uniform(0, (4, 3, 2), (800, 3))
+        np.savez(tmp_path / f"{number}.npz", points=points, labels=np.arange(800) % 2)
+    settings = {"data": "folder:sphere=0.8", "root": tmp_path, "points": 64}
+    config = TrainConfig(model="dgcnn_semseg", validation=0.25, **settings)
+    whole, _ = load_data(dataclasses.replace(config, validation=0.0))
+    rest, held_out = load_data(config)
+    rooms = [{name.partition("@")[0] for name in data.ids} for data in (rest, held_out)]
+    assert [len(names) for names in rooms] == [3, 1]
+    assert not rooms[0] & rooms[1]
+    assert len(rest) + len(held_out) == len(whole)
+    assert held_out.scenes is None  # `--whole` would measure all
+    with pytest.raises(ValueError, match=r"validation 0\.1 of 4 scenes leaves 4 to train on and 0"):
+        load_data(dataclasses.replace(config, validation=0.1))
 
 
 def test_clouds_are_thinned_and_filled_up_with_points_between_those_that_are_left(generator):

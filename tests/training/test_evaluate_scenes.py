@@ -59,6 +59,7 @@ def test_every_point_of_every_room_counts_once(rooms, name):
     for key in ("miou", "overall_accuracy", "class_accuracy", "classes"):
         assert result[key] == expected[key]
     assert (result["samples"], result["items"]) == (2, "scenes")
+    assert result["turns"] == (2 if "sphere" in name else None)
     cut = evaluate(ByColour(), data, "none")  # so it can fail: blocks are no count of points
     assert cut["classes"]["floor"]["points"] != expected["classes"]["floor"]["points"] / 2
 

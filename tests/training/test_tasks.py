@@ -160,6 +160,14 @@ def test_networks_for_a_data_set(shapes):
     points = shapes.points.clone()
     points[3] *= 9
     assert typical_radius(replace(shapes, points=points)) == pytest.approx(1, abs=1e-5)
+    half = torch.tensor([[[0.0, 0, 0], [0.9, 0, 0], [0.8, 0, 0]]])  # of a sphere, at a wall
+    spheres = CloudSet("rooms", "train", "z", half, torch.tensor([0]), ("room",), items="spheres")
+    assert typical_radius(spheres) == pytest.approx(0.9)
+    for model in ("dgcnn", "dgcnn_partseg"):
+        with pytest.raises(
+            ValueError, match=r"rooms is spheres of scenes, and dgcnn.* is for whole"
+        ):
+            build_model(model, spheres, dict(SMALL))
 
 
 def test_data_that_cannot_be_learned_from(shapes):

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from locotrans.counting import counted
+from locotrans.data.parttable import NUMBERED_PARTS, OFFICIAL_PARTS
 from locotrans.data.scenes import Scenes
 from locotrans.geometry import AXES, Axis
 
@@ -99,7 +100,9 @@ class CloudSet:
 
     @property
     def allowed_parts(self) -> Bool[Tensor, "classes parts"]:
-        """True where a part belongs to a class, by its name."""
+        """True where a part belongs to a class, by its name; in scenes all classes may occur."""
+        if self.items != "shapes":
+            return torch.ones(self.num_classes, len(self.part_names), dtype=torch.bool)
         return allowed_parts(self.class_names, self.part_names)
 
     @property
@@ -111,7 +114,8 @@ class CloudSet:
     def checksum(self) -> str:
         """SHA-256 (hexadecimal) of the names and of every tensor's bytes."""
         digest = hashlib.sha256()
-        digest.update(repr((self.up, self.class_names, self.part_names)).encode())
+        names = NUMBERED_PARTS if self.part_names == OFFICIAL_PARTS else self.part_names
+        digest.update(repr((self.up, self.class_names, names)).encode())
         for tensor in (self.points, self.labels, self.normals, self.parts):
             if tensor is None:
                 digest.update(b"none")

@@ -26,6 +26,9 @@ SPLIT_NAMES = {
     **dict.fromkeys(("val", "valid", "validation"), "val"),
 }
 """Words for splits, in lower case, and ours."""
+PART_NAMES = "part_names.txt"
+"""The file that names the parts, a line each."""
+LABELLED_SCENES = "scenes whose points are labelled want --data folder:sphere=RADIUS"
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,9 @@ def list_folder(root: Path) -> list[Entry]:
             else f"class folders {names} hold no files of a known format; remove them"
         )
     if not entries:
-        raise FileNotFoundError(f"folder: {root} holds no class folders with files")
+        raise FileNotFoundError(
+            f"folder: {root} holds no class folders with files; {LABELLED_SCENES}"
+        )
     return entries
 
 
@@ -88,8 +93,7 @@ def _class_folders(root: Path) -> list[tuple[Path, str]]:
         if not _subfolders(folder):
             raise ValueError(
                 f"{folder} holds no folder per class; if {root} is itself a class, name the folder "
-                "above it as root; scenes whose points are labelled want --data "
-                "folder:sphere=RADIUS"
+                f"above it as root; {LABELLED_SCENES}"
             )
     if splits:
         return [(folder, split) for split, top in splits for folder in _subfolders(top)]
@@ -281,7 +285,7 @@ def walk(folder: Path) -> Iterator[Path]:
         )
         for name in sorted(files):
             path = Path(here, name)
-            if not name.lower().endswith(FORMATS) or _hidden(name):
+            if not name.lower().endswith(FORMATS) or _hidden(name) or name == PART_NAMES:
                 continue
             if is_prose(path):
                 _say_that_it_is_passed_over(path)

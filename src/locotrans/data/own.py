@@ -13,11 +13,19 @@ import torch
 from locotrans.counting import counted, listed
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
-from locotrans.data.listing import SPLITS, Entry, Listing, choose_split, list_folder, list_table
+from locotrans.data.listing import (
+    PART_NAMES,
+    SPLITS,
+    Entry,
+    Listing,
+    choose_split,
+    list_folder,
+    list_table,
+)
 from locotrans.data.own_files import (
     KEEP,
-    PART_NAMES,
     Findings,
+    left_out,
     part_names,
     read_entry,
     sources_of,
@@ -148,10 +156,7 @@ def load_entries(
         notes.append(f"{which} no shape here: {listed(absent)}")
     if len(names) == 1 and not count:
         notes.append(f"there is one class only, {names[0]}: nothing to tell it from")
-    left = [ids[row] for row in range(len(ids)) if sizes[row] == 0]
-    if left:
-        one, more = "file cannot be read and is", "files cannot be read and are"
-        notes.append(f"{counted(len(left), one, more)} left out: {', '.join(left)}")
+    notes += left_out([ids[row] for row in range(len(ids)) if sizes[row] == 0])
     return CloudSet(
         name=name,
         split=split,

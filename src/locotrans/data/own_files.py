@@ -1,6 +1,6 @@
 """One file of one's own data: its points, its parts, and what is worth a word."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +11,12 @@ from torch import Tensor
 from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.data.clouds import allowed_parts
-from locotrans.data.listing import Entry
+from locotrans.data.listing import PART_NAMES, Entry
 from locotrans.data.prepared import Ragged, read_table, resample
 from locotrans.data.roots import read_lines
 
 KEEP = 8192
 """Points that are kept of each file, unless more are asked for, and drawn from a mesh."""
-PART_NAMES = "part_names.txt"
-"""The file that names the parts, a line each."""
 MOST_PARTS = 4096
 """Labels of points beyond this are not numbers of parts."""
 
@@ -27,6 +25,14 @@ def part_names(folder: Path) -> tuple[str, ...]:
     """Read the names of the parts, if a file beside the data tells them."""
     file = folder / PART_NAMES
     return tuple(read_lines(file)) if file.exists() else ()
+
+
+def left_out(names: Sequence[str]) -> list[str]:
+    """Say which files are left out, if any are."""
+    if not names:
+        return []
+    one, more = "file cannot be read and is", "files cannot be read and are"
+    return [f"{counted(len(names), one, more)} left out: {', '.join(names)}"]
 
 
 def sources_of(entries: Sequence[Entry]) -> list[Path]:
@@ -82,9 +88,12 @@ def read_entry(
 
     Where parts have names, all points of the file must have parts of its class.
     """
-    whole = read_whole(entry, keep, seed, found)
+    from locotrans.data.readers import read_cloud
+
+    whole = read_whole(entry, keep, seed, found, read_cloud)
     if names and whole.parts is not None:
-        _check_names(entry, whole.parts.long(), names)
+        check_numbers(entry, whole.parts.long(), names)
+        _check_owner(entry, whole.parts.long(), names)
     if len(whole.points) <= keep:
         return whole
     some = resample(whole, keep, seed=seed)
@@ -92,11 +101,19 @@ def read_entry(
     return Ragged.of(some.points[0], *kept)
 
 
-def read_whole(entry: Entry, samples: int, seed: int, found: Findings) -> Ragged:
-    """Read all points of a file, or ``samples`` of a mesh, with their parts if there are any."""
-    from locotrans.data.readers import read_cloud
+def read_whole(
+    entry: Entry, samples: int, seed: int, found: Findings, read: Callable[..., Cloud]
+) -> Ragged:
+    """Read all points of a file, with their parts if there are any.
 
-    cloud = read_cloud(entry.path, samples=samples, seed=seed)
+    Args:
+        entry: the file.
+        samples: points of a mesh.
+        seed: of these.
+        found: is told what is found.
+        read: `read_cloud` or `read_scene`.
+    """
+    cloud = read(entry.path, samples=samples, seed=seed)
     check_extent(entry.path, cloud.points)
     parts = _read_parts(entry, cloud)
     if parts is None and cloud.labels is not None:
@@ -111,12 +128,16 @@ def read_whole(entry: Entry, samples: int, seed: int, found: Findings) -> Ragged
     return Ragged.of(cloud.points, cloud.normals, cloud.colors, parts)
 
 
-def _check_names(entry: Entry, parts: Int[Tensor, "n"], names: Sequence[str]) -> None:
+def check_numbers(entry: Entry, parts: Int[Tensor, "n"], names: Sequence[str]) -> None:
+    """Refuse a part that has no name."""
     if int(parts.max()) >= len(names):
         raise ValueError(
             f"{entry.path} has the part number {int(parts.max())}, and {PART_NAMES} names "
             f"{counted(len(names), 'part')}, from 0; correct one of them"
         )
+
+
+def _check_owner(entry: Entry, parts: Int[Tensor, "n"], names: Sequence[str]) -> None:
     allowed = torch.cat([allowed_parts([entry.label], names)[0], torch.tensor([True])])  # of -1
     foreign = parts[~allowed[parts]]
     if len(foreign):
@@ -148,6 +169,8 @@ def _read_parts(entry: Entry, cloud: Cloud) -> Int[Tensor, "n"] | None:
     if entry.parts is None and not beside.exists():
         return None
     numbers = torch.from_numpy(read_table(beside, 1)[:, 0])
+    if cloud.rows is not None and len(numbers) == len(cloud) + cloud.holes:
+        numbers = numbers[cloud.rows]  # the holes have lines, too
     if len(numbers) != len(cloud):
         raise ValueError(
             f"{beside} has {len(numbers)} lines for the {len(cloud)} points of {entry.path}"

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from locotrans.counting import counted
 from locotrans.data.cache import cached
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import (
+    PART_NAMES,
     SPLIT_NAMES,
     SPLITS,
     Entry,
@@ -29,16 +30,17 @@ from locotrans.data.listing import (
 from locotrans.data.own_files import (
     KEEP,
     MOST_PARTS,
-    PART_NAMES,
     Findings,
+    check_numbers,
+    left_out,
     part_names,
     read_whole,
     sources_of,
 )
 from locotrans.data.prepared import Ragged, read_files
 from locotrans.data.roots import check_split
-from locotrans.data.scenes import Scene, Scenes
-from locotrans.data.spheres import LEAST, cut_spheres
+from locotrans.data.scenes import Scene, Scenes, read_scene
+from locotrans.data.spheres import LEAST, cut_spheres, doubt_radius
 
 WIDENED = 1.5
 """Times its radius that a sphere of too few points reaches, from which it is worth a word."""
@@ -50,8 +52,6 @@ def list_scenes(root: Path) -> list[Entry]:
         raise FileNotFoundError(f"folder: {root} is not a folder; it should hold the scenes")
     entries = []
     for path in clouds_in(root):
-        if path == root / PART_NAMES:
-            continue
         above = path.relative_to(root).parts[:-1]
         split = next((SPLIT_NAMES[name.lower()] for name in above if is_split(name)), "")
         entries.append(Entry(path, "scene", split))
@@ -78,13 +78,16 @@ def load_scenes(
     """
     if not sphere > 0:
         raise ValueError(f"{name}: sphere must be positive, got {sphere:g}")
-    folder, entries, axis = listing.folder, listing.entries, as_axis(up)
+    folder, axis = listing.folder, as_axis(up)
+    entries = [replace(entry, label="scene") for entry in listing.entries]  # a table may say others
     check_split(name, split, sorted({*SPLITS, *(entry.split for entry in entries)} - {""}))
     mine = choose_split(entries, folder, split, seed, share)
     key = f"{name}-{split}-{points}-{seed}-{share}-sphere{sphere}" + ("-skip" if skip else "")
     remedy = f"correct them, or leave them out: {name}:sphere={sphere:g},skip=true"
+    names = part_names(folder)
+    sources = [*sources_of(mine), *([folder / PART_NAMES] if names else [])]
     tensors = cached(
-        key, folder, sources_of(mine), lambda: _read(mine, points, seed, skip, sphere, remedy)
+        key, folder, sources, lambda: _read(mine, points, seed, skip, sphere, names, remedy)
     )
     numbers = tensors.pop("scene").tolist()
     ragged = Ragged.from_tensors(tensors)
@@ -94,26 +97,11 @@ def load_scenes(
     ids = [os.path.relpath(entry.path, folder) for entry in mine]
     places = [k for count in torch.tensor(numbers).bincount().tolist() for k in range(count)]
     count = int(parts.max()) + 1
-    notes = list(ragged.remarks)
     left = [path for number, path in enumerate(ids) if number not in set(numbers)]
-    if left:
-        one, more = "file cannot be read and is", "files cannot be read and are"
-        notes.append(f"{counted(len(left), one, more)} left out: {', '.join(left)}")
-    reach = float(clouds.norm(dim=-1).amax(1).median())
-    if reach > WIDENED * sphere:
-        notes.append(
-            f"most spheres of radius {sphere:g} hold fewer than {LEAST} points and are widened to "
-            f"about {reach:.3g}: sphere is in the units of the files"
-        )
-    if not 0.1 <= sphere <= 10:
-        notes.append(
-            f"coordinates of up to {sphere:g} outweigh, or drown beside, colours from 0 to 1: "
-            "files in a unit in which spheres have a radius of about 1 are learned better"
-        )
     by_path = {entry.path: entry for entry in mine}
 
     def whole(path: Path) -> Scene:
-        scene = read_whole(by_path[path], KEEP, seed, Findings())
+        scene = read_whole(by_path[path], KEEP, seed, Findings(), read_scene)
         assert scene.parts is not None  # by `_read`
         colors = None if scene.colors is None else scene.colors.numpy()
         return Scene(scene.points.double().numpy(), scene.parts.long().numpy(), colors)
@@ -127,16 +115,39 @@ def load_scenes(
         class_names=("scene",),
         colors=None if ragged.colors is None else ragged.colors.unflatten(0, (-1, points)),
         parts=parts,
-        part_names=part_names(folder) or tuple(map(str, range(count))),
+        part_names=names or tuple(map(str, range(count))),
         ids=tuple(f"{ids[number]}@{k}" for number, k in zip(numbers, places, strict=True)),
         items="spheres",
         scenes=Scenes(tuple(mine[number].path for number in dict.fromkeys(numbers)), whole, sphere),
-        notes=tuple(notes),
+        notes=(*ragged.remarks, *left_out(left), *_notes(sphere, clouds)),
     )
 
 
+def _notes(sphere: float, clouds: Float[Tensor, "s m 3"]) -> list[str]:
+    """Say what is doubtful about the radius."""
+    notes = []
+    reach = float(clouds.norm(dim=-1).amax(1).median())
+    if reach > WIDENED * sphere:
+        notes.append(
+            f"most spheres of radius {sphere:g} hold fewer than {LEAST} points and are widened to "
+            f"about {reach:.3g}: sphere is in the units of the files"
+        )
+    if not 0.1 <= sphere <= 10:
+        notes.append(
+            f"coordinates of up to {sphere:g} outweigh, or drown beside, colours from 0 to 1: "
+            "files in a unit in which spheres have a radius of about 1 are learned better"
+        )
+    return notes
+
+
 def _read(
-    mine: Sequence[Entry], points: int, seed: int, skip: bool, sphere: float, remedy: str
+    mine: Sequence[Entry],
+    points: int,
+    seed: int,
+    skip: bool,
+    sphere: float,
+    names: Sequence[str],
+    remedy: str,
 ) -> dict[str, Tensor]:
     """Read the scenes and cut them: clouds of one size, and the scene that each is of."""
     found, numbers = Findings(), []
@@ -144,12 +155,17 @@ def _read(
 
     def cut(path: Path) -> Ragged:
         number, entry = order[path]
-        scene = read_whole(entry, KEEP, seed, found)
+        scene = read_whole(entry, KEEP, seed, found, read_scene)
         if scene.parts is None:
             raise ValueError(
                 f"{path} has no label for each point, a whole number from -1 (none) to "
                 f"{MOST_PARTS - 1:,}, which scenes are learned from"
             )
+        if names:
+            check_numbers(entry, scene.parts.long(), names)
+        doubt = doubt_radius(scene.points.numpy(), sphere)
+        if doubt:
+            raise ValueError(f"{path}: {doubt}, or name another sphere")
         blocks = list(cut_spheres(scene.points.double().numpy(), sphere, points, seed))
         rows = torch.from_numpy(np.concatenate([rows for _, rows, _ in blocks]))
         numbers.extend([number] * len(blocks))
@@ -161,5 +177,6 @@ def _read(
         )
 
     ragged = read_files([entry.path for entry in mine], cut, skip=skip, remedy=remedy)
-    remarks = tuple(found.remarks())
+    said = replace(found, files=0, foreign=0)  # files without labels are refused, or left out
+    remarks = tuple(said.remarks())
     return {**replace(ragged, remarks=remarks).tensors(), "scene": torch.tensor(numbers)}

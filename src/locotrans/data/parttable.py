@@ -37,6 +37,10 @@ SHAPENET = (
 The releases number the parts; the words are ours, after what the points of each part show.
 """
 OFFICIAL_PARTS = tuple(f"{name}/{part}" for name, _, parts in SHAPENET for part in parts.split())
+NUMBERED_PARTS = tuple(
+    f"{name}/{place}" for name, _, parts in SHAPENET for place in range(1, len(parts.split()) + 1)
+)
+"""What they were called before; checksums of the data are still of these."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,7 @@ class PartTable:
 
 def with_words(names: Sequence[str]) -> list[str]:
     """Return the names of parts; those of ShapeNetPart that are numbers ("Chair/1") as words."""
-    numbered = [
-        f"{category}/{place}"
-        for category, _, parts in SHAPENET
-        for place in range(1, len(parts.split()) + 1)
-    ]
-    return list(OFFICIAL_PARTS if list(names) == numbered else names)
+    return list(OFFICIAL_PARTS if tuple(names) == NUMBERED_PARTS else names)
 
 
 def read_table_of_parts(folder: Path, categories_file: str) -> PartTable | None:

@@ -155,21 +155,21 @@ def _table_from_files(
         found.setdefault(synset, set()).update(_parts_of(ragged, row).unique().tolist())
     names, synsets = zip(*pairs, strict=True)
     own = tuple(tuple(sorted(found[synset] - {-1})) for synset in synsets)
-    if layout == "pts":
-        own = tuple(tuple(range(1, max(numbers, default=0) + 1)) for numbers in own)
     if not any(own):
         raise ValueError(f"{folder}: no point of any shape has a label; all of them are -1")
     counts = Counter(number for numbers in own for number in numbers)
     shared = [number for number, count in counts.items() if count > 1]
     if not shared:
         return PartTable(names, synsets, own), own
+    if layout == "pts" and min(counts) == 1:
+        own = tuple(tuple(range(1, max(numbers, default=0) + 1)) for numbers in own)
     least = min(counts)
     if any(numbers != tuple(range(least, least + len(numbers))) for numbers in own):
         both = [name for name, numbers in zip(names, own, strict=True) if shared[0] in numbers]
         raise ValueError(
             f"{folder}: {both[0]} and {both[1]} both have a part {shared[0]}, and parts are not "
             "numbered anew in every category either: number them over all categories, or from "
-            f"{least} without gaps in each, or map them in catid_partid_to_overallid.json"
+            f"{least} without gaps in each"
         )
     starts = [sum(map(len, own[:place])) for place in range(len(own))]
     sizes = map(len, own)

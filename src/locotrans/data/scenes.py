@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Float64, Int
 
+from locotrans.data.cloud import Cloud
+
 
 class Scene(NamedTuple):
     """All points of one scene."""
@@ -31,3 +33,16 @@ class Scenes:
     """Side of the blocks."""
     ratio: int = 1
     """Blocks that a point is in, along a side."""
+
+
+def read_scene(path: Path, samples: int, seed: int) -> Cloud:
+    """Read all points of a scene; of a mesh the vertices, which are those of the scan.
+
+    A mesh of fewer vertices than ``samples``, without labels, is drawn from as a shape is.
+    """
+    from locotrans.data.readers import read_cloud, read_mesh
+
+    cloud = read_mesh(path)
+    if cloud.faces is None or cloud.labels is not None or len(cloud) >= samples:
+        return cloud
+    return read_cloud(path, samples=samples, seed=seed)

@@ -14,10 +14,10 @@ from jaxtyping import Float, Float32, Int
 SLACK = 1e-6
 """Points that lie outside by this share of the radius are inside: on a regular grid many points
 are at the same distance, and rounding must not part them."""
-
-
 LEAST = 100
 """Points of a block, at least, where there are as many."""
+COMPANY = 8
+"""Points that most points of a scene have within a sphere's radius, if that fits the scene."""
 
 
 class Block(NamedTuple):
@@ -94,3 +94,31 @@ def cut_spheres(
     for block in cover(points, radius, size, least=least, seed=seed):
         rows = np.resize(block.rows, size)
         yield block.center, rows, (points[rows] - points[block.center]).astype(np.float32)
+
+
+def doubt_radius(points: Float[np.ndarray, "n 3"], radius: float) -> str | None:
+    """Say why spheres of a radius hardly fit a scene, if that is so; it may be in another unit.
+
+    Either most points are alone in a sphere about them, or all are in the smallest part of one.
+    """
+    from scipy.spatial import cKDTree
+
+    places = points.astype(np.float64)
+    extent = float(np.ptp(places, axis=0).max())
+    some = np.random.default_rng(0).permutation(len(places))[:256]
+    company = min(COMPANY, len(places))
+    distances = cKDTree(places).query(places[some], [company])[0]
+    if np.median(distances) > radius:
+        likely = "perhaps the scan is too sparse for them"
+        for times, unit in ((1000, "millimetres"), (100, "centimetres")):
+            if extent > 1.5 * times * radius:  # a room is some radii wide
+                likely = f"perhaps it is in {unit} for metres: divide it by {times:,}"
+                break
+        what = f"most spheres of radius {radius:.3g} hold fewer than {company} points of the scene"
+        return f"{what}; {likely}"
+    if extent < radius / 20:
+        likely = "perhaps it is in metres for millimetres: multiply it by 1,000"
+        return (
+            f"spheres have a radius of {radius:.3g}, and the scene is {extent:.3g} wide; {likely}"
+        )
+    return None

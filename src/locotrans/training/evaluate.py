@@ -135,7 +135,8 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
     Args:
         data: the shapes.
         excluded: ids, with all of their folders or the last ones, with the suffix of a file or
-            without; those that are not there, as of another split, are passed over.
+            without; those that are not there, as of another split, are passed over. Where files
+            name no shapes, "test#3" is the fourth of the test split.
 
     Raises:
         ValueError: if none of the shapes to exclude is there, a name stands for several, or nothing
@@ -143,7 +144,8 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
     """
     where = f"{data.name} ({data.split})"
     by_name: dict[str, list[str]] = {}
-    for whole in data.ids:
+    ids = data.ids or tuple(f"{data.split}#{row}" for row in range(len(data)))
+    for whole in ids:
         by_name.setdefault(_bare(whole).rpartition("/")[2], []).append(whole)
     unwanted: set[str] = set()
     for name in excluded:
@@ -157,9 +159,9 @@ def kept_rows(data: CloudSet, excluded: Sequence[str]) -> Int[Tensor, " m"]:
             )
         unwanted.update(meant)
     if not unwanted:
-        known = f"its ids are such as {data.ids[0]!r}" if data.ids else "its files name no shapes"
+        known = f"its ids are such as {ids[0]!r}"
         raise ValueError(f"{where} has no shape {min(excluded)!r} to exclude; {known}")
-    kept = [row for row, name in enumerate(data.ids) if name not in unwanted]
+    kept = [row for row, name in enumerate(ids) if name not in unwanted]
     if not kept:
         raise ValueError(f"all {len(data)} shapes of {where} are excluded")
     return torch.tensor(kept)

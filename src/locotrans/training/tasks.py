@@ -29,6 +29,11 @@ def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module
         ValueError: the data set does not have the labels that the model is for.
     """
     task = model_task(name)
+    if task != "scenes" and data.items != "shapes":
+        raise ValueError(
+            f"{data.name} is {data.items} of scenes, and {name} is for whole shapes: train a "
+            "network for scenes, such as locotrans_dgcnn_semseg_light"
+        )
     if task == "classification":
         return create_model(name, len(data.class_names), **options)
     if data.parts is None:

@@ -179,9 +179,13 @@ def _segment(
     report: Report,
 ) -> Segmented:
     from locotrans.data.readers import read_cloud
+    from locotrans.data.scenes import read_scene
 
     number, name = _category(network, path, category)
-    cloud = read_cloud(path, samples=MESH, seed=seed)
+    cloud = (read_cloud if network.task == "parts" else read_scene)(path, samples=MESH, seed=seed)
+    doubt = network.doubt(cloud.points.numpy())
+    if doubt:
+        print(f"warning: {printable(path)}: {doubt}", flush=True)  # before it takes its time
     colors = None if cloud.colors is None else cloud.colors.numpy()
     shares = network.segment(cloud.points.numpy(), colors, number, report)
     labels, confidence = shares.argmax(1), shares.max(1)
@@ -202,7 +206,7 @@ def _segment(
         cloud.sampled,
         name,
         dict(counts.most_common()),
-        network.doubt(cloud.points.numpy()),
+        doubt,
     )
 
 
@@ -236,7 +240,7 @@ def _line(row: Segmented) -> str:
     if row.error is not None or row.labels is None or row.points is None:
         return f"{path}: error: {row.error}"
     shares = ", ".join(f"{name} {n / row.points:.0%}" for name, n in list(row.labels.items())[:4])
-    holes = f" ({counted(row.holes, 'nan point')} besides, labelled -1)" if row.holes else ""
+    fate = "left out" if row.out and row.out.suffix == ".las" else "labelled -1"
+    holes = f" ({counted(row.holes, 'nan point')} besides, {fate})" if row.holes else ""
     drawn = " drawn from the mesh" if row.sampled else ""
-    warning = f"\nwarning: {path}: {row.warning}" if row.warning else ""
-    return f"{path}: {counted(row.points, 'point')}{drawn}{holes}: {shares} -> {row.out}{warning}"
+    return f"{path}: {counted(row.points, 'point')}{drawn}{holes}: {shares} -> {row.out}"

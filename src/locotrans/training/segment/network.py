@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from locotrans.data.clouds import allowed_parts
 from locotrans.data.scenes import Scene, Scenes
+from locotrans.data.spheres import doubt_radius
 from locotrans.data.transforms import rotate
 from locotrans.models import Task, model_task
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.segment.scenes import (
     Ask,
     Report,
-    doubt_unit,
     segment_blocks,
     segment_scene,
     segment_shape,
@@ -62,7 +62,9 @@ class SegmenterNetwork:
 
     @cached_property
     def allowed(self) -> Bool[Tensor, "categories labels"]:
-        """True where a label belongs to a category."""
+        """True where a label belongs to a category; in scenes all labels may occur."""
+        if self.task == "scenes":
+            return torch.ones(len(self.categories), len(self.names), dtype=torch.bool)
         return allowed_parts(self.categories, self.names)
 
     def category(self, name: str) -> int:
@@ -100,7 +102,8 @@ class SegmenterNetwork:
 
     def doubt(self, points: Float[np.ndarray, "n 3"]) -> str | None:
         """Say what makes it unlikely that a scene is in the unit of those learned from."""
-        return None if self.task == "parts" else doubt_unit(points, self.radius)
+        doubt = None if self.task == "parts" else doubt_radius(points, self.radius)
+        return doubt and f"{doubt}; the network learned such spheres"
 
     def segment_turned(
         self, scene: Scene, cut: Scenes, rotation: Float[Tensor, "3 3"]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from locotrans.counting import counted
 from locotrans.data.s3dis import cut_blocks
-from locotrans.data.spheres import cover
+from locotrans.data.spheres import LEAST, cover
 
 Ask = Callable[[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"] | None], Float[Tensor, "b n c"]]
 """Gives the probabilities of every point of some blocks, from coordinates and perhaps colours."""
@@ -26,10 +26,6 @@ Report = Callable[[int, int], None]
 EDGE = 0.01
 """What a vote counts at the surface of a sphere, where half of the surroundings are cut off; in the
 middle it counts 1."""
-
-
-COMPANY = 8
-"""Points that most points of a scene have within a sphere's radius, if it is in the right unit."""
 
 
 class View(NamedTuple):
@@ -75,7 +71,7 @@ def segment_scene(
         raise ValueError(
             f"a scene of {counted(len(points), 'point')} is too small: a block needs {least}"
         )
-    least = min(len(points), size, max(least, size // 8))
+    least = min(len(points), size, max(least, LEAST))
     places = points.astype(np.float64)
     total = turns * len(points)
 
@@ -88,32 +84,6 @@ def segment_scene(
             yield View(rows, local, weights.astype(np.float32), block.done)
 
     return _vote(ask, views(), len(points), colors, batch_size, total, report)
-
-
-def doubt_unit(points: Float[np.ndarray, "n 3"], radius: float) -> str | None:
-    """Say why a scene is hardly in the unit that the radius is in, if that is so.
-
-    Either most points are alone in a sphere about them, or all are in the smallest part of one.
-    """
-    from scipy.spatial import cKDTree
-
-    places = points.astype(np.float64)
-    extent = float(np.ptp(places, axis=0).max())
-    some = np.random.default_rng(0).permutation(len(places))[:256]
-    company = min(COMPANY, len(places))
-    distances = cKDTree(places).query(places[some], [company])[0]
-    learned = f"the network learned spheres of radius {radius:.3g}"
-    if np.median(distances) > radius:
-        likely = "perhaps the scan is too sparse for them"
-        for times, unit in ((1000, "millimetres"), (100, "centimetres")):
-            if extent > 1.5 * times * radius:  # a room is some radii wide
-                likely = f"perhaps it is in {unit} for metres: divide it by {times:,}"
-                break
-        return f"{learned}, which hold fewer than {company} points of this scene; {likely}"
-    if extent < radius / 20:
-        likely = "perhaps it is in metres for millimetres: multiply it by 1,000"
-        return f"{learned}, and the whole scene is {extent:.3g} wide; {likely}"
-    return None
 
 
 def segment_blocks(

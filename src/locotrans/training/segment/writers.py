@@ -26,9 +26,9 @@ def write_labels(
 
     ``.ply`` has the properties label, confidence, and the label's colour; ``.npz`` points, labels,
     confidence, names and the colours of the file; ``.las`` the label as classification, and its
-    colour; of a las or laz all other fields stay, and its colours if it has any. Coordinates are in
-    double precision where single would lose the shape. Points of nan keep their places, with the
-    label -1, no confidence and black; a las has no room for them.
+    colour; of a las or laz all other fields but waveforms stay, and its colours if it has any.
+    Coordinates are in double precision where single would lose the shape. Points of nan keep their
+    places, with the label -1, no confidence and black; a las has no room for them.
 
     Raises:
         ValueError: if a label does not fit, or laspy is missing.
@@ -121,9 +121,13 @@ def _las(
     colored = False
     if cloud.path is not None and cloud.path.suffix.lower() in (".las", ".laz"):
         las = laspy.read(cloud.path)
-        colored = "red" in las.point_format.dimension_names
-        if las.point_format.id < 6 or not colored:  # no room for labels beyond 31, or for colours
+        names = set(las.point_format.dimension_names)
+        colored = "red" in names and any(np.any(las[x]) for x in ("red", "green", "blue"))
+        if las.point_format.id < 6 or "red" not in names:  # labels beyond 31, or colours, need room
+            degrees = np.asarray(las.scan_angle_rank) if "scan_angle_rank" in names else None
             las = laspy.convert(las, point_format_id=7)
+            if degrees is not None:
+                las.scan_angle = np.round(degrees / 0.006).astype(np.int16)
     else:
         header = laspy.LasHeader(point_format=7, version="1.4")
         low, high = points.min(0).astype(np.float64), points.max(0).astype(np.float64)
