@@ -404,9 +404,7 @@ def test_a_part_of_another_class_at_any_point_of_a_file(tmp_path):
     table.write_text("path,label\n" + "\n".join(rows))
     assert len(load_dataset("csv:share=0.99", "train", root=table, points=16)) == 2
     (tmp_path / "part_names.txt").write_text("cup/handle\ncup/body\n")  # 2 has a name no more
-    with pytest.raises(
-        ValueError, match=r"has the part number 2, .* names 2 parts"
-    ):
+    with pytest.raises(ValueError, match=r"has the part number 2, .* names 2 parts"):
         load_dataset("csv:share=0.99", "train", root=table, points=16)
     (tmp_path / "part_names.txt").write_text("cup/handle\ncup/body\nrim\n")
     for number, message in ((0, "of class bowl, has points on cup/handle"), (7, "part number 7")):
