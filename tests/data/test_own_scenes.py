@@ -1,9 +1,12 @@
 """Scenes of one's own: spheres in the units of the files, wherever the files lie."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
+from locotrans.cli import main
 from locotrans.data import load_dataset
 from locotrans.data.checks import check
 from locotrans.data.own_scenes import list_scenes
@@ -87,6 +90,25 @@ def test_a_table_of_scenes(scans):
         for split in ("train", "test")
     ]
     assert counts == [4, 1]  # whatever the labels
+
+
+def test_scenes_are_checked(scans, capsys):
+    main(["data", "check", str(scans), "--data", "folder:sphere=0.8", "--classes"])
+    shown = capsys.readouterr().out
+    assert re.search(r"train: \d+ spheres of 4 rooms, 2 of 3 classes", shown)
+    assert "note: 1 label below 2 occurs nowhere here, and counts as a class: 1" in shown
+    np.savez(scans / "bare.npz", points=np.random.default_rng(0).random((200, 3)))
+    np.savez(scans / "bad.npz", points=np.random.default_rng(0).random((200, 3)), labels=[1] * 9)
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(scans), "--data", "folder:sphere=0.8,share=0.99"])
+    shown = capsys.readouterr().out
+    assert "problem: train: " in shown
+    assert "bare.npz has no label for each point" in shown
+    assert "a line each into bare.seg" in shown
+    for path in scans.glob("*.npz"):
+        np.savez(path, points=np.random.default_rng(0).random((500, 3)), labels=np.full(500, -1))
+    with pytest.raises(ValueError, match=r"\(train\): no point has a label; all of them are -1"):
+        load_dataset("folder:sphere=0.3", "train", root=scans, points=64)
 
 
 def test_names_with_slashes_are_names_of_scenes(scans):

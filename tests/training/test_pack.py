@@ -116,6 +116,16 @@ def test_eval_of_packed_weights(shelf, uncut, tmp_path, capsys):
     assert "no trained weights come with locotrans for 'dgcnn'" in capsys.readouterr().err
 
 
+def test_weights_that_are_there_are_not_overwritten(shelf, uncut, capsys):
+    before = (shelf / f"{NAME}.safetensors").stat().st_mtime_ns
+    with pytest.raises(SystemExit):
+        main(["pack", str(uncut)])
+    assert f"{NAME}.safetensors is there already" in capsys.readouterr().err
+    assert (shelf / f"{NAME}.safetensors").stat().st_mtime_ns == before
+    main(["pack", str(uncut), "--replace"])
+    assert (shelf / f"{NAME}.safetensors").stat().st_mtime_ns > before
+
+
 def test_an_unfinished_run_is_not_packed(uncut, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(uncut, run)

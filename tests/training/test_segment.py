@@ -233,7 +233,7 @@ def test_what_cannot_be_done(shapes, room, parts_weights, scene_weights, tmp_pat
     with pytest.raises(ValueError, match="two files would become"):
         segment(three, parts_weights, tmp_path / "out", category="chair")
     capsys.readouterr()
-    assert segment([one], scene_weights, tmp_path / "out") == 1
+    assert segment([one], scene_weights, tmp_path / "other") == 1
     assert "no colours, which the network takes" in capsys.readouterr().out
     classifier = write_weights(
         tmp_path / "c.safetensors", "dgcnn", ["a", "b"], ["a", "b"], embedding=8
@@ -244,6 +244,56 @@ def test_what_cannot_be_done(shapes, room, parts_weights, scene_weights, tmp_pat
         load_segmenter(scene_weights, turns=0)
     with pytest.raises(ValueError, match=re.escape("radius must be positive, got -1")):
         load_segmenter(scene_weights, radius=-1.0)
+
+
+def test_answers_of_earlier_calls_stay(shapes, parts_weights, scene_weights, tmp_path):
+    out, one, two = tmp_path / "out", shapes / "chair/one.xyz", shapes / "table/one.xyz"
+    listing = out / "segments.json"
+    assert segment([shapes / "table/holes.xyz"], parts_weights, out) == 0
+    assert segment([one], parts_weights, out) == 0
+    assert segment([tmp_path / "nothing.ply"], parts_weights, out) == 1
+    names = [row["path"].rpartition("/")[2] for row in json.loads(listing.read_text())["files"]]
+    assert names == ["holes.xyz", "one.xyz", "nothing.ply"]
+    assert segment([one], parts_weights, out) == 0  # again: its row is replaced
+    assert len(json.loads(listing.read_text())["files"]) == 3
+    before = (out / "one.ply").read_bytes()
+    with pytest.raises(ValueError, match=r"out/one.ply is the answer for .*chair/one.xyz, and wo"):
+        segment([two], parts_weights, out)
+    with pytest.raises(ValueError, match=r"segments.json lists what other weights said .*--out"):
+        segment([two], scene_weights, out)
+    assert (out / "one.ply").read_bytes() == before
+
+
+def test_what_is_unlike_training_is_said(shapes, room, tmp_path, capsys):
+    weights = write_weights(tmp_path / "w.safetensors", "dgcnn_semseg", CLASSES, ("room",))
+    np.save(tmp_path / "room.npy", room[0])
+    learned = load_segmenter(weights)
+    for settings, words in (
+        (
+            {"radius": 9 * learned.radius},
+            f"--radius {9 * learned.radius:g}: the network learned fr",
+        ),
+        (
+            {"points": 8 * learned.points},
+            f"--points {8 * learned.points}: the network learned from",
+        ),
+        ({"points": learned.points, "radius": 1.5 * learned.radius}, None),
+    ):
+        capsys.readouterr()
+        segment([tmp_path / "room.npy"], weights, tmp_path / "out", turns=1, **settings)
+        shown = capsys.readouterr().out
+        assert shown.startswith(f"warning: {words}") if words else "warning: --" not in shown
+
+
+def test_a_shape_of_few_points_is_doubted(shapes, parts_weights, tmp_path, capsys):
+    rows = np.loadtxt(shapes / "chair/one.xyz")
+    network = load_segmenter(parts_weights)
+    assert network.doubt(rows) is None
+    few = network.points // 4 - 1
+    np.savetxt(tmp_path / "few.xyz", rows[:few])
+    segment([tmp_path / "few.xyz"], parts_weights, tmp_path / "out", category="chair")
+    said = f"few.xyz: it has {few} points, the network learned {network.points}\n"
+    assert said in capsys.readouterr().out
 
 
 def test_points_of_nan_keep_their_places(shapes, parts_weights, tmp_path, capsys):

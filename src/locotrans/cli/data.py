@@ -14,6 +14,7 @@ def data_commands() -> None:
 def check_data(
     root: tyro.conf.Positional[Path | None] = None,
     /,
+    data: str | None = None,
     classes: bool = False,
     twins: Path | None = None,
 ) -> None:
@@ -22,6 +23,8 @@ def check_data(
     Args:
         root: Folder to look into, or a table of paths and labels; by default as for `train`: the
             environment variable LOCOTRANS_DATA, then the cache folder.
+        data: What to take the folder for, as of `train`, such as folder:sphere=1.0 for scenes of
+            your own; by default what is recognised.
         classes: Count the shapes of every class too, of scenes the points.
         twins: File to list the shapes of other splits in that have the points of shapes to train
             on, say because a file is there twice; `eval --exclude` takes it.
@@ -29,7 +32,7 @@ def check_data(
     from locotrans.data import check
     from locotrans.training.record import write_atomically
 
-    report = check(root)
+    report = check(root, data)
     for line in report.lines(classes=classes):
         print(line)
     if twins is not None:

@@ -78,16 +78,19 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
     return train
 
 
-def pack_run(run: tyro.conf.Positional[Path], /, out: Path | None = None) -> None:
+def pack_run(
+    run: tyro.conf.Positional[Path], /, out: Path | None = None, replace: bool = False
+) -> None:
     """Pack a finished run's weights with their description and a model card.
 
     Args:
         run: Run folder of `train`.
         out: Folder to write into; by default that of the package, where --pretrained looks.
+        replace: Overwrite the weights of this model that are there.
     """
     from locotrans.training.pack import pack
 
-    print(pack(run, out))
+    print(pack(run, out, replace=replace))
 
 
 def report(

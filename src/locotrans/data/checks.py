@@ -138,16 +138,19 @@ def _nothing(root: Path) -> str:
     return f"nothing is recognised under {root}{hint}"
 
 
-def check(root: Path | str | None = None) -> Report:
+def check(root: Path | str | None = None, data: str | None = None) -> Report:
     """Recognise the data sets under a folder, load each split, and report.
 
     Args:
         root: The folder, as for `load_dataset`; folders directly below it are looked into as well.
+        data: The data set that it is to be, such as "folder:sphere=1.0", instead of what it is
+            recognised as.
     """
     place = data_root(None if root is None else Path(root))
     if not place.exists():
         raise FileNotFoundError(f"{place} does not exist")
-    return Report(place, [_check_set(name, folder) for name, folder in recognise(place)])
+    sets = recognise(place) if data is None else [(data, place)]
+    return Report(place, [_check_set(name, folder) for name, folder in sets])
 
 
 def recognise(root: Path) -> list[tuple[str, Path]]:
@@ -205,6 +208,8 @@ def _check_set(name: str, folder: Path) -> SetReport:
     for split in splits:
         try:
             (_check_own if name in ("folder", "csv") else _check_split)(report, split)
+        except UnreadableFilesError as error:
+            report.problems += [f"{split}: {' '.join(reason.split())}" for reason in error.reasons]
         except (ValueError, OSError, json.JSONDecodeError) as error:
             report.problems.append(f"{split}: {' '.join(str(error).split())}")
     return report

@@ -76,7 +76,7 @@ class Findings:
         if 0 < self.labelled < self.files:
             said.append(
                 f"labels of points in {self.labelled:,} of {self.files:,} files are left out: "
-                f"others have none, such as {self.unlabelled}"
+                f"others have none, such as {self.unlabelled} (-1 is a label not known)"
             )
         return said
 

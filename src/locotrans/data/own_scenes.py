@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.data.cache import cached
@@ -97,6 +97,8 @@ def load_scenes(
     ids = [os.path.relpath(entry.path, folder) for entry in mine]
     places = [k for count in torch.tensor(numbers).bincount().tolist() for k in range(count)]
     count = int(parts.max()) + 1
+    if count == 0:
+        raise ValueError(f"{folder} ({split}): no point has a label; all of them are -1")
     left = [path for number, path in enumerate(ids) if number not in set(numbers)]
     by_path = {entry.path: entry for entry in mine}
 
@@ -119,8 +121,25 @@ def load_scenes(
         ids=tuple(f"{ids[number]}@{k}" for number, k in zip(numbers, places, strict=True)),
         items="spheres",
         scenes=Scenes(tuple(mine[number].path for number in dict.fromkeys(numbers)), whole, sphere),
-        notes=(*ragged.remarks, *left_out(left), *_notes(sphere, clouds)),
+        notes=(
+            *ragged.remarks,
+            *left_out(left),
+            *_notes(sphere, clouds),
+            *(() if names else _gaps(parts, count)),
+        ),
     )
+
+
+def _gaps(parts: Int[Tensor, "s m"], count: int) -> list[str]:
+    """Say which numbers below the greatest label are no point's; each is a class all the same."""
+    absent = sorted(set(range(count)) - set(parts.unique().tolist()))
+    if not absent:
+        return []
+    some = ", ".join(map(str, absent[:3])) + (", ..." if len(absent) > 3 else "")
+    what, fate = ("labels", "occur nowhere here, and count as classes")
+    if len(absent) == 1:
+        what, fate = ("label", "occurs nowhere here, and counts as a class")
+    return [f"{len(absent):,} {what} below {count - 1} {fate}: {some}"]
 
 
 def _notes(sphere: float, clouds: Float[Tensor, "s m 3"]) -> list[str]:
@@ -159,7 +178,8 @@ def _read(
         if scene.parts is None:
             raise ValueError(
                 f"{path} has no label for each point, a whole number from -1 (none) to "
-                f"{MOST_PARTS - 1:,}, which scenes are learned from"
+                f"{MOST_PARTS - 1:,}, which scenes are learned from: write them into a column or "
+                f"property named label, or a line each into {path.with_suffix('.seg').name}"
             )
         if names:
             check_numbers(entry, scene.parts.long(), names)

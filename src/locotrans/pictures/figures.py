@@ -150,8 +150,9 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for number, (name, lines) in enumerate(curves.items()):
         color = f"C{number % 10}"
         epochs = [line["epoch"] for line in lines]
-        left.plot(epochs, [line["total"] for line in lines], color=color, label=name)
-        right.plot(epochs, [100 * line["accuracy"] for line in lines], color=color, alpha=0.4)
+        style = {"color": color, "marker": "." if len(lines) == 1 else ""}  # one point is no line
+        left.plot(epochs, [line["total"] for line in lines], label=name, **style)
+        right.plot(epochs, [100 * line["accuracy"] for line in lines], alpha=0.4, **style)
         tested = [line for line in lines if "overall_accuracy" in line.get("evaluation", {})]
         right.plot(
             [line["epoch"] for line in tested],

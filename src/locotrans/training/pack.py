@@ -14,7 +14,7 @@ from locotrans.training.presets import PRESETS, deviations, read_config
 from locotrans.training.record import read_json, write_atomically, write_json
 
 
-def pack(run: Path, out: Path | None = None) -> Path:
+def pack(run: Path, out: Path | None = None, *, replace: bool = False) -> Path:
     """Write ``NAME.safetensors``, ``NAME.json`` and the card ``NAME.md`` of a finished run.
 
     Matrices are stored as float16; vectors (biases, batch norms and their statistics) stay float32.
@@ -22,6 +22,7 @@ def pack(run: Path, out: Path | None = None) -> Path:
     Args:
         run: run folder of `train`.
         out: folder to write into; by default that of the package.
+        replace: overwrite weights of the same model that are there.
 
     Returns:
         The weights file.
@@ -31,6 +32,11 @@ def pack(run: Path, out: Path | None = None) -> Path:
         raise ValueError(f"{run} is not a finished run: it has no record.json; finish it first")
     record = read_json(run / "record.json")
     tensors, header = read_tensors(find_weights(run))
+    path = out / f"{header['model']}.safetensors"
+    if path.exists() and not replace:
+        raise ValueError(
+            f"{path} is there already: name another folder (--out), or --replace its weights"
+        )
     small = {
         name: x.half() if x.is_floating_point() and x.dim() > 1 else x
         for name, x in tensors.items()
@@ -39,7 +45,6 @@ def pack(run: Path, out: Path | None = None) -> Path:
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise ValueError(f"{run}: {name} does not fit into float16")
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{header['model']}.safetensors"
     write_tensors(path, small, {k: v for k, v in header.items() if k not in ("format", "sha256")})
     kept = ("model", "config", "num_classes", "class_names", "part_names", "data", "points", "up")
     facts = {

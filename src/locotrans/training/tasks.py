@@ -37,7 +37,8 @@ def build_model(name: str, data: CloudSet, options: dict[str, Any]) -> nn.Module
     if task == "classification":
         return create_model(name, len(data.class_names), **options)
     if data.parts is None:
-        raise ValueError(f"{data.name} has no labels of points, which {name} is trained by")
+        why = "".join(f" ({note})" for note in data.notes if note.startswith("labels of points"))
+        raise ValueError(f"{data.name} has no labels of points, which {name} is trained by{why}")
     if task == "parts":
         count = len(data.class_names)
         if options.get("categories", count) != count:

@@ -29,7 +29,7 @@ COLORS = (
 LABELS = (
     *("label", "labels", "class", "class_id", "classification"),
     *("scalar_label", "scalar_class", "scalar_classification"),
-    *("category", "category_id", "seg", "segment", "part"),
+    *("category", "category_id", "seg", "segment", "part", "semantic", "semantic_class"),
 )
 """Names of a column of labels, in order of preference."""
 

@@ -14,7 +14,7 @@ from locotrans.counting import counted
 from locotrans.data.cloud import Cloud
 from locotrans.pictures import label_colors, labels_figure, save_figure
 from locotrans.training.predict.files import find_files, printable, reason_of
-from locotrans.training.record import find_device, write_json
+from locotrans.training.record import find_device, read_json, write_json
 from locotrans.training.segment.network import SegmenterNetwork, load_segmenter
 from locotrans.training.segment.page import write_page
 from locotrans.training.segment.scenes import Report
@@ -105,16 +105,46 @@ def segment(
             raise ValueError("a category is for parts of shapes; this network labels scenes")
         network.category(category)
     jobs = place_outputs(paths, out, form)
+    listing = out / "segments.json"
+    by = {"weights": str(weights), "names": list(network.names)}
+    others = _others(listing, by, jobs)
+    for doubt in network.unlike_training():
+        print(f"warning: {doubt}", flush=True)
     rows: list[Segmented] = []
     for row in segment_files(network, jobs, category, picture, html, seed):
         rows.append(row)
         print(_line(row), flush=True)
     out.mkdir(parents=True, exist_ok=True)
-    listing = {"weights": str(weights), "names": network.names, "files": [r.row() for r in rows]}
-    write_json(out / "segments.json", listing)
+    write_json(listing, {**by, "files": [*others, *(row.row() for row in rows)]})
     failed = sum(row.error is not None for row in rows)
     Console(stderr=True).print(f"{counted(len(rows), 'file')}, {failed:,} failed", highlight=False)
     return int(failed > 0)
+
+
+def _others(listing: Path, by: dict[str, Any], jobs: dict[Path, Path]) -> list[dict[str, Any]]:
+    """Return what an earlier call listed of other files; nothing of theirs is overwritten.
+
+    Raises:
+        ValueError: if another network said it, or a file would take the place of another's answer.
+    """
+    if not listing.exists():
+        return []
+    earlier = read_json(listing)
+    if any(earlier.get(key) != value for key, value in by.items()):
+        raise ValueError(
+            f"{listing} lists what other weights said ({earlier.get('weights')}); name another "
+            "folder (--out), or remove it"
+        )
+    ours = {path.resolve() for path in jobs}
+    others = [row for row in earlier["files"] if Path(row["path"]).resolve() not in ours]
+    taken = {Path(row["out"]).resolve(): row["path"] for row in others if row["out"] is not None}
+    for path, target in jobs.items():
+        if target.resolve() in taken:
+            raise ValueError(
+                f"{target} is the answer for {taken[target.resolve()]}, and would be that for "
+                f"{path}: name another folder (--out)"
+            )
+    return others
 
 
 def place_outputs(paths: Sequence[Path], out: Path, form: Format) -> dict[Path, Path]:

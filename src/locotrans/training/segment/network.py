@@ -25,6 +25,11 @@ from locotrans.training.segment.scenes import (
 )
 from locotrans.training.tasks import category_numbers
 
+FEWER = 4
+"""Times as few points as learned, from which it is worth a word."""
+UNLIKE = 2
+"""Times the size of the blocks learned from, or less, from which it is worth a word."""
+
 
 @dataclass
 class SegmenterNetwork:
@@ -39,7 +44,9 @@ class SegmenterNetwork:
     points: int
     """Points of a block."""
     radius: float
-    """Of the blocks that it was trained on."""
+    """Of the blocks."""
+    learned: tuple[int, float] | None = None
+    """Points and radius of the blocks that it was trained on, where these may be others."""
     turns: int = 2
     """Spheres that every point of a scene is in, at least."""
     batch_size: int = 8
@@ -101,9 +108,23 @@ class SegmenterNetwork:
         )
 
     def doubt(self, points: Float[np.ndarray, "n 3"]) -> str | None:
-        """Say what makes it unlikely that a scene is in the unit of those learned from."""
-        doubt = None if self.task == "parts" else doubt_radius(points, self.radius)
-        return doubt and f"{doubt}; the network learned such spheres"
+        """Say what makes the answer for a cloud unlikely to be right, if anything does."""
+        if self.task == "parts":
+            few = len(points) < self.points / FEWER
+            return (
+                f"it has {len(points)} points, the network learned {self.points}" if few else None
+            )
+        return doubt_radius(points, self.radius)
+
+    def unlike_training(self) -> list[str]:
+        """Say where the blocks differ much from those that the network was trained on."""
+        said = []
+        for what, ours, theirs in zip(
+            ("points", "radius"), (self.points, self.radius), self.learned or (), strict=False
+        ):
+            if not 1 / UNLIKE <= ours / theirs <= UNLIKE:
+                said.append(f"--{what} {ours:g}: the network learned from blocks of {theirs:.3g}")
+        return said
 
     def segment_turned(
         self, scene: Scene, cut: Scenes, rotation: Float[Tensor, "3 3"]
@@ -191,5 +212,6 @@ def load_segmenter(
         tuple(metadata["class_names"]),
         metadata["points"] if points is None else points,
         metadata["radius"] if radius is None else radius,
+        learned=(metadata["points"], metadata["radius"]),
         **settings,
     )
