@@ -108,7 +108,7 @@ def perturb(
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
-    """Measure trained weights under noise, dropped points and corruptions of growing severity.
+    """Measure a classifier under noise, dropped points and corruptions of growing severity.
 
     Args:
         weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.

@@ -7,18 +7,15 @@ depends on its name and the seed alone, so that files added later move few of th
 import csv
 import hashlib
 import io
-import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from locotrans.counting import counted
-from locotrans.data.prose import is_prose
+from locotrans.data.below import clouds_in, subfolders
 
-log = logging.getLogger("locotrans.data")
 SPLITS = ("train", "test")
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -26,8 +23,6 @@ SPLIT_NAMES = {
     **dict.fromkeys(("val", "valid", "validation"), "val"),
 }
 """Words for splits, in lower case, and ours."""
-PART_NAMES = "part_names.txt"
-"""The file that names the parts, a line each."""
 LABELLED_SCENES = "scenes whose points are labelled want --data folder:sphere=RADIUS"
 
 
@@ -90,19 +85,19 @@ def _class_folders(root: Path) -> list[tuple[Path, str]]:
     """List the folders of classes, with the split that a folder above says."""
     splits = _splits_of(root)
     for _, folder in splits:
-        if not _subfolders(folder):
+        if not subfolders(folder):
             raise ValueError(
                 f"{folder} holds no folder per class; if {root} is itself a class, name the folder "
                 f"above it as root; {LABELLED_SCENES}"
             )
     if splits:
-        return [(folder, split) for split, top in splits for folder in _subfolders(top)]
-    return [(folder, "") for folder in _subfolders(root)]
+        return [(folder, split) for split, top in splits for folder in subfolders(top)]
+    return [(folder, "") for folder in subfolders(root)]
 
 
 def _splits_of(folder: Path) -> list[tuple[str, Path]]:
     """List the folders that are named as splits, if there are such."""
-    subs = _subfolders(folder)
+    subs = subfolders(folder)
     named = [(SPLIT_NAMES[sub.name.lower()], sub) for sub in subs if is_split(sub.name)]
     others = [sub.name for sub in subs if not is_split(sub.name)]
     if named and others:
@@ -244,69 +239,3 @@ def choose_split(
 def _rank(path: Path, folder: Path, seed: int) -> bytes:
     name = Path(os.path.relpath(path, folder)).as_posix()
     return hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and not _hidden(path.name)]
-
-
-def _hidden(name: str) -> bool:
-    """Whether a file or folder is a program's own, such as what macOS packs into archives."""
-    return name.startswith(".") or name == "__MACOSX"
-
-
-def clouds_in(folder: Path) -> list[Path]:
-    """List the clouds below a folder; a file of several gives each of them."""
-    from locotrans.data.readers import clouds_of
-
-    return [cloud for path in sorted(walk(folder)) for cloud in clouds_of(path)]
-
-
-def walk(folder: Path) -> Iterator[Path]:
-    """Yield the files of known formats below a folder, also along links, but no folder twice.
-
-    A .txt of prose, such as a readme, is passed over with a word.
-    A folder that cannot be listed comes out as if it were a file, to be reported as unreadable.
-    """
-    from locotrans.data.readers import FORMATS
-
-    unlisted: list[Path] = []
-
-    def note(error: OSError) -> None:
-        unlisted.append(Path(error.filename))
-
-    visited: set[tuple[int, int]] = set()
-    for here, folders, files in os.walk(folder, followlinks=True, onerror=note):
-        visited.add(_identity(here))
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not _hidden(name) and not _seen(os.path.join(here, name), visited)  # noqa: PTH118
-        )
-        for name in sorted(files):
-            path = Path(here, name)
-            if not name.lower().endswith(FORMATS) or _hidden(name) or name == PART_NAMES:
-                continue
-            if is_prose(path):
-                _say_that_it_is_passed_over(path)
-                continue
-            yield path
-    yield from unlisted
-
-
-@cache
-def _say_that_it_is_passed_over(path: Path) -> None:
-    """Once, however often a folder is listed."""
-    log.warning("%s is passed over: its first lines hold no numbers", path)
-
-
-def _identity(folder: str) -> tuple[int, int]:
-    status = Path(folder).stat()
-    return status.st_dev, status.st_ino
-
-
-def _seen(folder: str, visited: Collection[tuple[int, int]]) -> bool:
-    try:
-        return _identity(folder) in visited
-    except OSError:  # a link to nowhere, or into a folder that is closed to us
-        return False

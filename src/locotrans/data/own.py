@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from locotrans.counting import counted, listed
+from locotrans.data.below import PART_NAMES
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import (
-    PART_NAMES,
     SPLITS,
     Entry,
     Listing,

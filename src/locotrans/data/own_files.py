@@ -9,9 +9,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from locotrans.counting import counted
+from locotrans.data.below import PART_NAMES
 from locotrans.data.cloud import Cloud
 from locotrans.data.clouds import allowed_parts
-from locotrans.data.listing import PART_NAMES, Entry
+from locotrans.data.listing import Entry
 from locotrans.data.prepared import Ragged, read_table, resample
 from locotrans.data.roots import read_lines
 

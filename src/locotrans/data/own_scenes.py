@@ -14,17 +14,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from locotrans.data.below import PART_NAMES, clouds_in
 from locotrans.data.cache import cached
 from locotrans.data.clouds import CloudSet
 from locotrans.data.hdf5 import as_axis
 from locotrans.data.listing import (
-    PART_NAMES,
     SPLIT_NAMES,
     SPLITS,
     Entry,
     Listing,
     choose_split,
-    clouds_in,
     is_split,
 )
 from locotrans.data.own_files import (

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from locotrans.data.listing import walk
+from locotrans.data.below import walk
 from locotrans.training.predict.output import COLUMNS
 
 TABLE = ",".join(COLUMNS).encode()
