@@ -182,7 +182,7 @@ def samplings(
     batch_size: int = 32,
     device: str = "auto",
 ) -> None:
-    """Measure trained weights on shapes that are sampled in other ways and numbers.
+    """Measure a classifier on shapes that are sampled in other ways and numbers.
 
     Clouds are sampled uniformly by area, by farthest points, by a voxel grid and along scan lines.
 
