@@ -220,6 +220,19 @@ def test_numbered_parts_are_those_of_the_category_that_has_them():
     assert slashed.allowed_parts.tolist() == [[True, True, False], [True, False, True]]
 
 
+def test_a_part_that_one_point_of_another_class_has_is_doubted(caplog):
+    parts = torch.zeros(2, 2000, dtype=torch.long)
+    parts[0, 1500:], parts[1] = 1, 2
+    for wrong, said in (((), False), ((7,), True), (range(500), False)):
+        caplog.clear()
+        parts[1, list(wrong)] = 0
+        data = numbered(parts.tolist(), [0, 1])
+        name_parts("dgcnn_partseg", data, data)
+        text = "part 0 becomes one that all classes may have: 1 point of b and 1,500 points of a"
+        assert (text in caplog.text) == said
+        assert ("part 0" in caplog.text) == said
+
+
 def test_parts_keep_their_names_where_there_is_nothing_to_say():
     train = numbered([[0, 1], [2, 2]], [0, 1])
     assert name_parts("dgcnn", train, train)[0] is train

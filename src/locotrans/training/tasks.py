@@ -4,6 +4,7 @@ Classification has a label a shape. Segmentation of parts has one a point, and t
 shape is given; of scenes, one a point, and perhaps colours are given.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,9 @@ from locotrans.data import CloudSet
 from locotrans.data.parttable import SHAPENET
 from locotrans.models import create_model, model_task
 
+log = logging.getLogger("locotrans.data")
+STRAY = 1000
+"""Times as many points of one class as of another, from which those of the other look wrong."""
 OWN = ("folder", "csv")
 """Data sets of a user's own files, whose name does not say which data they are."""
 
@@ -80,6 +84,8 @@ def name_parts(model: str, train: CloudSet, held_out: CloudSet) -> tuple[CloudSe
             if data.parts is not None:
                 own.update(data.labels[(data.parts == number).any(1)].tolist())
     several = model_task(model) == "parts" and len(train.class_names) > 1
+    for number, own in enumerate(owners) if several else ():
+        _doubt_shared(train, number, sorted(own))
     names = tuple(
         f"{train.class_names[min(own)]}/{number}" if several and len(own) == 1 else str(number)
         for number, own in enumerate(owners)
@@ -91,6 +97,25 @@ def name_parts(model: str, train: CloudSet, held_out: CloudSet) -> tuple[CloudSe
         return replace(data, part_names=names, given_checksum=data.source)
 
     return named(train), named(held_out)
+
+
+def _doubt_shared(data: CloudSet, number: int, own: Sequence[int]) -> None:
+    """Say so where next to no point of a class has a part that another class has for real."""
+    if len(own) < 2 or data.parts is None:
+        return
+    counts = [int((data.parts[data.labels == label] == number).sum()) for label in own]
+    few, many = min(counts), max(counts)
+    if 0 < few * STRAY < many:
+        one, other = (data.class_names[own[counts.index(x)]] for x in (few, many))
+        log.warning(
+            "part %d becomes one that all classes may have: %s of %s and %s of %s have it; is that "
+            "a wrong label?",
+            number,
+            counted(few, "point"),
+            one,
+            counted(many, "point"),
+            other,
+        )
 
 
 def is_segmenter(model: nn.Module) -> bool:
