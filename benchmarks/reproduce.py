@@ -129,6 +129,14 @@ def reproduce(name: str, flags: str, args: argparse.Namespace, deadline: float) 
     return True
 
 
+def lacks(folder: Path, args: argparse.Namespace) -> bool:
+    """Say whether a finished run was not measured on dense clouds, or without some shapes."""
+    dense = args.dense is not None and folder.name in SAMPLED
+    missing = dense and not (folder / "samplings.json").exists()
+    whole = args.exclude is not None and "without_excluded" not in (folder / "so3.json").read_text()
+    return missing or whole
+
+
 def keep(folder: Path, records: Path) -> None:
     """Copy the small files of a finished run; the last one, which says that it is, last."""
     records.mkdir(parents=True, exist_ok=True)
@@ -180,12 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name
         for name in chosen
         if not (records / name / FILES[-1]).exists()
-        or (  # finished before dense clouds were named; without its weights nothing can be added
-            args.dense is not None
-            and name in SAMPLED
-            and not (records / name / "samplings.json").exists()
-            and (args.out / name / "weights.safetensors").exists()
-        )
+        # finished before these were named; without its weights nothing can be added
+        or ((args.out / name / "weights.safetensors").exists() and lacks(records / name, args))
     ]
     if args.list:
         print("\n".join(f"{name}: {chosen[name]}" for name in left))

@@ -528,6 +528,15 @@ def test_reproduce_goes_past_a_run_that_fails(tmp_path, monkeypatch, capsys):
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["a", "b"]
     assert reproduce.main([*common[:-2], "--list"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["a"]
+    (tmp_path / "leaked.txt").write_text("test#0\n")
+    excluding = [*common[:-2], "--exclude", str(tmp_path / "leaked.txt"), "--only=b"]
+    assert reproduce.main([*excluding, "--list"]) == 0  # to be measured again, without those
+    assert capsys.readouterr().out.startswith("b:")
+    assert reproduce.main(excluding) == 0
+    assert "without_excluded" in (tmp_path / "b" / "so3.json").read_text()
+    capsys.readouterr()
+    assert reproduce.main([*excluding, "--list"]) == 0
+    assert capsys.readouterr().out.strip() == ""
 
 
 def test_reproduce_stops_at_ctrl_c(tmp_path, monkeypatch):

@@ -235,6 +235,10 @@ def test_mistakes_of_eval(run, tmp_path, capsys):
     assert "at least 1" in error_of([*evaluate, "--rotations", "0"], capsys)
     assert "too small for k" in error_of([*evaluate, "--points", "3"], capsys)
     assert "not available" in error_of([*evaluate, "--device", "abacus"], capsys)
+    nobody = tmp_path / "nobody.txt"
+    nobody.write_text("\n")
+    message = error_of(["eval", str(run), "--exclude", str(nobody)], capsys)
+    assert "nobody.txt names no shapes to exclude" in message
     tensors, metadata = read_tensors(run / "weights.safetensors")
     other = tmp_path / "other.safetensors"
     write_tensors(other, tensors, {**metadata, "class_names": ["cat", "dog"]})

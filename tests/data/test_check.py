@@ -197,7 +197,7 @@ def test_files_that_are_there_twice_are_listed(suffix, tmp_path, capsys):
                 (folder / f"{split}{number}.{suffix}").write_text(f"{head}{rows}{tail}\n")
     root, twins = tmp_path / "set", tmp_path / "twins.txt"
     main(["data", "check", str(root), "--twins", str(twins)])
-    assert "0 twins -> " in capsys.readouterr().out
+    assert "0 twins (clouds of equal points) -> " in capsys.readouterr().out
     assert twins.read_text() == ""
     copied = (root / "train/apple" / f"train1.{suffix}").read_text()
     (root / "test/plum" / f"test0.{suffix}").write_text(copied)

@@ -52,15 +52,27 @@ def outcome(folder):
 
 def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
     train(ours, QUIET)
-    before = outcome(ours.out)
+    before, record = outcome(ours.out), (ours.out / "record.json").read_bytes()
     (ours.out / "weights.safetensors").unlink()
     with pytest.raises(ValueError, match="repeat its train command"):
         load_weights(ours.out)
     train(ours, QUIET)
     assert outcome(ours.out) == before
+    assert (ours.out / "record.json").read_bytes() == record  # nothing was trained
     split(ours.out, 10_000)
-    with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):
-        load_weights(ours.out)
+    for target in (ours.out, ours.out / "weights.safetensors"):
+        with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):
+            load_weights(target)
+    listing = ours.out / "checkpoint.safetensors.parts.json"
+    kept = listing.read_bytes()
+    listing.unlink()  # or not fetched yet
+    (ours.out / "record.json").rename(ours.out / "gone")
+    metrics = (ours.out / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"their listing checkpoint.safetensors.parts.json is not"):
+        train(ours, QUIET)
+    assert (ours.out / "metrics.jsonl").read_bytes() == metrics
+    (ours.out / "gone").rename(ours.out / "record.json")
+    listing.write_bytes(kept)
     join(ours.out)
     train(ours, QUIET)
     assert outcome(ours.out) == before
@@ -320,6 +332,38 @@ def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
     with pytest.raises(ValueError, match="has no parts here"):
         join(file)
+    old = {part.name: part.read_bytes() for part in split(file, 40)}
+    listing = tmp_path / "weights.bin.parts.json"
+    old[listing.name] = listing.read_bytes()
+    join(file)
+    for content in (bytes(100), bytes(range(100))):  # another file in the place, or the same
+        file.write_bytes(content)
+        for name, part in old.items():
+            (tmp_path / name).write_bytes(part)
+        if content[1] == 0:
+            with pytest.raises(ValueError, match=r"weights.bin is there, and not what its parts"):
+                join(file)
+        else:
+            assert join(file) == [file]
+        assert file.read_bytes() == content
+
+
+def test_a_damaged_line_of_metrics_is_named(ours):
+    train(ours, QUIET)
+    metrics = ours.out / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    (ours.out / "record.json").unlink()
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 3 is damaged"):
+        train(ours, QUIET)
+
+
+def test_the_order_of_options_is_no_other_setting(ours):
+    with pytest.raises(Stopped):
+        train(ours, QUIET, stop_after=0.0)
+    other = dataclasses.replace(ours, options=ours.options[::-1])
+    assert other.options != ours.options
+    with pytest.raises(Stopped):
+        train(other, QUIET, stop_after=0.0)
 
 
 def test_a_stop_at_the_last_step_is_the_end(tiny, monkeypatch):

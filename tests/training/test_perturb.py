@@ -82,6 +82,8 @@ def test_the_ladders():
 def test_every_default_runs_and_makes_a_table():
     result = perturb(WidthClassifier(), clouds(2, 512), severities=(3,))
     assert len(result["rows"]) == 1 + 4 + 4 + 10
+    assert result["points"] == 512  # of the clouds; some rows have fewer
+    assert min(row["points"] for row in result["rows"]) < 512
     out = io.StringIO()
     tables = perturbation_tables(result)
     assert [table.columns[0].header for table in tables] == [

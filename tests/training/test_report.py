@@ -281,6 +281,36 @@ def test_other_rotations_have_their_own_rows(shelf):
 
 
 @pytest.mark.parametrize("order", [1, -1])
+def test_figures_without_shapes_stay_beside_a_newer_measurement(shelf, order):
+    _, evaluated, files = shelf
+    rest = {"without_excluded": {"excluded": 87, "heads": heads(0.905)}}
+    for seed, date, more in ((0, "2026-01-09", rest), (0, "2026-01-10", {}), (1, "2026-01-10", {})):
+        where = {"environment": {"date": f"{date}T12:00:00+00:00"}}
+        evaluated(FULL, {**evaluation(0.9), **where, **more}, seed=seed)
+    assert "90.50 without 87 (1 of 2)" in report(files[::order])
+
+
+def test_two_runs_of_one_seed_are_refused(shelf):
+    record, _, files = shelf
+    record(FULL, 0.91, seconds=60.0)
+    record(FULL, 0.91, seconds=60.0)  # a copy
+    assert section(report(files), "Tab. 1:")["LocoTrans"][3] == "91.00"
+    record(FULL, 0.5, seconds=70.0)
+    with pytest.raises(ValueError, match=r"2.json is the record of another run with the settings"):
+        report(files)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_clouds_of_another_size_fill_no_cell_of_perturbations(shelf, order):
+    _, evaluated, files = shelf
+    shared = {"rotation": "so3", "data": "modelnet40:hdf5", "split": "test", "samples": 2468}
+    for points, share in ((1024, 0.7), (512, 0.2)):
+        rows = [{"name": "noise", "value": 0.02, "heads": heads(share), "points": points}]
+        evaluated(LIGHT, {**shared, "points": points, "rows": rows})
+    assert section(report(files[::order]), "Tab. 9:")["LCRF, noise 0.02"] == ["77.1", "", "70.00"]
+
+
+@pytest.mark.parametrize("order", [1, -1])
 def test_two_layouts_of_one_data_set_are_not_two_networks(shelf, order):
     _, evaluated, files = shelf
     for model, layout, seed, accuracy in (

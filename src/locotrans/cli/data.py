@@ -27,7 +27,8 @@ def check_data(
             your own; by default what is recognised.
         classes: Count the shapes of every class too, of scenes the points.
         twins: File to list the shapes of other splits in that have the points of shapes to train
-            on, say because a file is there twice; `eval --exclude` takes it.
+            on, say because a file is there twice; `eval --exclude` takes it. Clouds that were
+            sampled anew from one mesh, as in ModelNet40's HDF5 release, are not equal.
     """
     from locotrans.data import check
     from locotrans.training.record import write_atomically
@@ -38,7 +39,7 @@ def check_data(
     if twins is not None:
         names = sorted({name for found in report.sets for name in found.twins})
         write_atomically(twins, "".join(f"{name}\n" for name in names).encode())
-        print(f"{counted(len(names), 'twin')} -> {twins}")
+        print(f"{counted(len(names), 'twin')} (clouds of equal points) -> {twins}")
     if report.problems:
         more = f"; and {len(report.problems) - 3} more, above" if len(report.problems) > 3 else ""
         raise ValueError("; ".join(report.problems[:3]) + more)

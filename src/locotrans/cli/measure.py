@@ -68,6 +68,9 @@ def evaluate(
 
     if whole and (shapes is not None or exclude is not None):
         raise ValueError("--whole measures all scenes: leave out --shapes and --exclude")
+    excluded = () if exclude is None else read_lines(exclude)
+    if exclude is not None and not excluded:
+        raise ValueError(f"{exclude} names no shapes to exclude")
     place = find_device(device)
     weights = shipped_file(weights) if pretrained else weights
     model, metadata, clouds = load_test(weights, data, root, split, points, shapes, json)
@@ -81,7 +84,6 @@ def evaluate(
         with progress_of("scenes") as report:
             result = evaluate_scenes(model, clouds, rotation, report=report, **settings)
     else:
-        excluded = () if exclude is None else read_lines(exclude)
         clouds = as_trained(clouds, metadata, place)
         result = measure(model, clouds, rotation, excluded=excluded, **settings)
     write_result(json, result, weights, metadata, place)

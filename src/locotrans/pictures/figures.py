@@ -133,6 +133,10 @@ def poses_figure(
     return figure
 
 
+STYLES = ("-", "--", ":", "-.")
+"""Of lines, where there are more than colours."""
+
+
 def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw the loss and the accuracies of runs over their epochs.
 
@@ -150,15 +154,15 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     for number, (name, lines) in enumerate(curves.items()):
         color = f"C{number % 10}"
         epochs = [line["epoch"] for line in lines]
-        style = {"color": color, "marker": "." if len(lines) == 1 else ""}  # one point is no line
+        style = {"color": color, "linestyle": STYLES[number // 10 % len(STYLES)]}
+        style["marker"] = "." if len(lines) == 1 else ""  # one point is no line
         left.plot(epochs, [line["total"] for line in lines], label=name, **style)
         right.plot(epochs, [100 * line["accuracy"] for line in lines], alpha=0.4, **style)
         tested = [line for line in lines if "overall_accuracy" in line.get("evaluation", {})]
         right.plot(
             [line["epoch"] for line in tested],
             [100 * line["evaluation"]["overall_accuracy"] for line in tested],
-            "o-",
-            color=color,
+            **{**style, "marker": "o"},
             markersize=3,
         )
     left.set(xlabel="epoch", ylabel="loss", yscale="log")

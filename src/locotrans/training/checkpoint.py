@@ -113,6 +113,7 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
 def find_weights(target: Path) -> Path:
     """Return the weights of a run folder, or the file itself."""
     if not target.exists():
+        refuse_parts(target)
         hint = "name the folder that `locotrans train --out` wrote, or a .safetensors file"
         if str(target) in list_pretrained():
             hint = "weights of that name come with locotrans: eval has --pretrained for them"

@@ -53,9 +53,10 @@ class TrainConfig:
     points: int = 1024
     """Points per shape."""
     shapes: int | None = None
-    """Training shapes to generate, for a set that is generated; by default its usual number."""
+    """Training shapes to take, or to generate for a set that is generated; by default all, or its
+    usual number."""
     test_shapes: int | None = None
-    """Test shapes to generate, likewise."""
+    """Test shapes, likewise."""
     validation: float = 0.0
     """Share of the training shapes, chosen by the seed, to evaluate on instead of the test split;
     they are not trained on, and the test split is not read. 0: off."""
@@ -175,6 +176,7 @@ def portable(config: TrainConfig) -> dict[str, Any]:
 
 def differing_keys(one: TrainConfig, other: TrainConfig) -> list[str]:
     """Name the fields by which two configs describe different runs."""
+    one, other = (dataclasses.replace(x, options=tuple(sorted(x.options))) for x in (one, other))
     names = [field.name for field in dataclasses.fields(TrainConfig) if field.name not in MOVABLE]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 

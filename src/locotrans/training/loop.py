@@ -7,7 +7,6 @@ Under torchrun every process goes through the same loop on its share of each bat
 evaluates, writes and prints.
 """
 
-import json
 import math
 import signal
 import sys
@@ -31,7 +30,7 @@ from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.folder import CHECKPOINT, WEIGHTS, check_folder, locked
 from locotrans.training.parts import in_parts
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
-from locotrans.training.record import append_line, make_record, read_json, write_json
+from locotrans.training.record import append_line, make_record, read_json, read_metrics, write_json
 from locotrans.training.run import EPOCH_ORDER, SETTLE, STEP, Run
 
 SETTLING = 100  # batches that the statistics of an averaged network are taken from, at most
@@ -229,8 +228,11 @@ def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
 
 
 def finish(run: Run) -> None:
-    """Write the weights of the last epoch and the record of the run."""
-    lines = run.metrics_path.read_text().splitlines() if run.metrics_path.exists() else []
+    """Write the weights of the last epoch and the record of the run, unless that is there."""
+    if (run.folder / "record.json").exists():  # the weights alone had gone
+        run.save_weights()
+        return
+    lines = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
     if len(lines) != run.config.epochs:
         raise ValueError(
             f"{run.metrics_path} has lines for {len(lines)} of {run.config.epochs} epochs although "
@@ -238,13 +240,13 @@ def finish(run: Run) -> None:
         )
     record = make_record(
         portable(run.config),
-        json.loads(lines[-1])["evaluation"],
+        lines[-1]["evaluation"],
         run.train_set.source,
         run.train_set.up,
         run.seconds,
         run.device,
     )
-    best = best_test_epoch([json.loads(line) for line in lines])
+    best = best_test_epoch(lines)
     if best is not None:
         record["best_test_epoch"] = best
     run.save_weights()

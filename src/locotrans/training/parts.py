@@ -5,6 +5,7 @@
 file or all of its parts whole.
 """
 
+import glob
 import hashlib
 import re
 from pathlib import Path
@@ -17,12 +18,15 @@ _PART = re.compile(r".+\.part-\d+-of-\d+")
 
 
 def in_parts(path: Path) -> bool:
-    """Say whether a file is there in parts only."""
-    return not path.exists() and path.with_name(path.name + LISTING).exists()
+    """Say whether a file is there in parts only, with their listing or without."""
+    return not path.exists() and any(path.parent.glob(f"{glob.escape(path.name)}.part*"))
 
 
 def refuse_parts(path: Path) -> None:
     """Raise a ValueError that says what to do, if a file is there in parts only."""
+    listing = path.with_name(path.name + LISTING)
+    if in_parts(path) and not listing.exists():
+        raise ValueError(f"{path} is in parts, and their listing {listing.name} is not; fetch it")
     if in_parts(path):
         raise ValueError(f"{path} is in parts; first run: locotrans checkpoint join {path.parent}")
 
@@ -54,7 +58,8 @@ def join(path: Path) -> list[Path]:
     """Put a file, or every file of a folder, together again from its parts, and remove those.
 
     Raises:
-        ValueError: if a part is missing or damaged; everything is left as it is.
+        ValueError: if a part is missing or damaged, or another file is in the place; everything is
+            left as it is.
 
     Returns:
         The files that are whole again.
@@ -77,6 +82,8 @@ def join(path: Path) -> list[Path]:
     content = b"".join(pieces)
     if _digest(content) != listing["sha256"]:
         raise ValueError(f"{listing_file} is damaged: the parts are not those of {path.name}")
+    if path.exists() and _digest(path.read_bytes()) != listing["sha256"]:
+        raise ValueError(f"{path} is there, and not what its parts make; remove it, or the parts")
     write_atomically(path, content)
     listing_file.unlink()
     for name in listing["parts"]:

@@ -130,7 +130,7 @@ def perturb(
         del rows[-1]["operation"]
         if report is not None:
             report(len(rows), len(cases))
-    return {**shared, "rows": rows, "skipped": skipped}
+    return {**shared, "points": size, "rows": rows, "skipped": skipped}
 
 
 def perturbed(data: CloudSet, operation: Operation | None, seed: int) -> CloudSet:

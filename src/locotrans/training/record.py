@@ -77,6 +77,20 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read what `append_line` wrote."""
+    lines = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            lines.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error}); restore it from a copy, or train "
+                "again in another --out"
+            ) from None
+    return lines
+
+
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add one JSON line to ``path`` and see it to the disk."""
     try:

@@ -104,9 +104,21 @@ def read_results(paths: Sequence[Path]) -> list[Result]:
         for result in results_of(document, file):
             place = (result.key, result.seed)
             before = found.get(place, result)
+            if result.training and before.training and result.training != before.training:
+                raise ValueError(
+                    f"{file} is the record of another run with the settings and the seed of one "
+                    "that is named before it; name one of the two"
+                )
             newest = result if result.date >= before.date else before
             training = result.training or before.training  # the record's, whichever is newer
-            found[place] = dataclasses.replace(newest, training=training)
+            # without excluded shapes, too, whichever of the two measured it
+            told = newest if newest.excluded else (result if result.excluded else before)
+            found[place] = dataclasses.replace(
+                newest,
+                training=training,
+                without_excluded=told.without_excluded,
+                excluded=told.excluded,
+            )
     return list(found.values())
 
 

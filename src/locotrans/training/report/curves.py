@@ -1,9 +1,10 @@
 """The curves of training: what every epoch of a run left."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from locotrans.training.record import read_metrics
 
 
 def read_curves(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
@@ -12,6 +13,5 @@ def read_curves(runs: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
     unique = len({run.name for run in folders}) == len(folders)
     curves = {}
     for run in folders:
-        lines = (run / "metrics.jsonl").read_text().splitlines()
-        curves[run.name if unique else str(run)] = [json.loads(line) for line in lines]
+        curves[run.name if unique else str(run)] = read_metrics(run / "metrics.jsonl")
     return curves

@@ -82,7 +82,8 @@ def without_cell(results: Sequence[Result]) -> str:
     """Write the figure without the excluded shapes, where that was measured, and their number."""
     without = [r.without_excluded for r in results if r.without_excluded is not None]
     counts = sorted({str(r.excluded) for r in results if r.without_excluded is not None})
-    return f"{aggregate(without)} without {' or '.join(counts)}" if without else ""
+    some = f" ({len(without)} of {len(results)})" if len(without) < len(results) else ""
+    return f"{aggregate(without)} without {' or '.join(counts)}{some}" if without else ""
 
 
 def is_segmentation(result: Result) -> bool:
