@@ -146,7 +146,7 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as NewFigure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     figure = NewFigure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
@@ -170,5 +170,7 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     right.yaxis.label.set_size("small")
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    left.legend(fontsize="small")
+    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
+        axis(ScalarFormatter())  # 2, not 2 x 10^0
+    figure.legend(loc="outside right center", fontsize="small")
     return figure
