@@ -124,7 +124,7 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         f"- **Chosen**: {record['selection']}; the test split selected nothing.",
         f"- **Input**: {facts['preprocessing']}",
         f"- **Data**: SHA-256 {record['data_checksums']['train']} (train), "
-        f"{record['data_checksums']['test']} ({evaluation['split']}). The data set's own terms "
+        f"{evaluation['data_checksum']} ({evaluation['split']}). The data set's own terms "
         "apply to what is made from it.",
         f"- **File**: SHA-256 {facts['sha256']}; matrices in float16.",
         "",

@@ -197,7 +197,10 @@ def make_record(
         "seed": config["seed"],
         "precision": config["precision"],
         "config": config,
-        "data_checksums": {"train": train_checksum, "test": evaluation["data_checksum"]},
+        "data_checksums": {
+            "train": train_checksum,
+            evaluation["split"]: evaluation["data_checksum"],
+        },
         "seconds": round(seconds, 3),
         "evaluation": evaluation,
         "environment": environment(device),
