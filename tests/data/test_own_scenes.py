@@ -101,9 +101,11 @@ def test_scenes_are_checked(scans, capsys):
     np.savez(scans / "bad.npz", points=np.random.default_rng(0).random((200, 3)), labels=[1] * 9)
     with pytest.raises(SystemExit):
         main(["data", "check", str(scans), "--data", "folder:sphere=0.8,share=0.99"])
-    shown = capsys.readouterr().out
+    told = capsys.readouterr()
+    shown = told.out
     assert "problem: train: " in shown
-    assert "bare.npz has no label for each point" in shown
+    assert (shown + told.err).count("bare.npz has no label for each point") == 1
+    assert re.search(r"error: \d problems?, named above", told.err)
     assert "a line each into bare.seg" in shown
     for path in scans.glob("*.npz"):
         np.savez(path, points=np.random.default_rng(0).random((500, 3)), labels=np.full(500, -1))

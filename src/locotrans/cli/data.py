@@ -34,6 +34,8 @@ def check_data(
     from locotrans.training.record import write_atomically
 
     report = check(root, data)
+    if not report.sets:
+        raise ValueError(report.problems[0])
     for line in report.lines(classes=classes):
         print(line)
     if twins is not None:
@@ -41,8 +43,7 @@ def check_data(
         write_atomically(twins, "".join(f"{name}\n" for name in names).encode())
         print(f"{counted(len(names), 'twin')} (clouds of equal points) -> {twins}")
     if report.problems:
-        more = f"; and {len(report.problems) - 3} more, above" if len(report.problems) > 3 else ""
-        raise ValueError("; ".join(report.problems[:3]) + more)
+        raise ValueError(f"{counted(len(report.problems), 'problem')}, named above")
 
 
 def export_data(
