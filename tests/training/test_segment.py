@@ -397,6 +397,13 @@ def test_other_fields_of_a_las_stay(kind, suffix, room, tmp_path):
     segment([tmp_path / f"room.{suffix}"], weights, tmp_path / "out", form="npz", turns=1)
     with np.load(tmp_path / "out/room.npz") as plain:
         np.testing.assert_array_equal(found.classification, plain["labels"])
+        np.testing.assert_allclose(found.confidence, plain["confidence"], rtol=1e-6)
+    segment([tmp_path / "out/room.las"], weights, tmp_path / "again", form="las", turns=1)
+    again = laspy.read(tmp_path / "again/room.las")
+    np.testing.assert_allclose(again.confidence, found.confidence, atol=1e-3)
+    for written in (found, again):  # the names of the classes stand in the header, once
+        (lookup,) = written.header.vlrs.get("ClassificationLookupVlr")
+        assert [lookup[number] for number in range(len(CLASSES) + 1)] == [*CLASSES, ""]
 
 
 def test_a_page_holds_the_cloud_and_its_legend(room, tmp_path, monkeypatch):

@@ -25,17 +25,18 @@ def write_labels(
     """Write a cloud with the label of every point, in the order and units of its file.
 
     ``.ply`` has the properties label, confidence, and the label's colour; ``.npz`` points, labels,
-    confidence, names and the colours of the file; ``.las`` the label as classification, and its
-    colour; of a las or laz all other fields but waveforms stay, and its colours if it has any.
-    Coordinates are in double precision where single would lose the shape. Points of nan keep their
-    places, with the label -1, no confidence and black; a las has no room for them.
+    confidence, names and the colours of the file; ``.las`` the label as classification, its colour,
+    the confidence as a further field and, in the header, the names (15 letters of each); of a las
+    or laz all other fields but waveforms stay, and its colours if it has any. Coordinates are in
+    double precision where single would lose the shape. Points of nan keep their places, with the
+    label -1, no confidence and black; a las has no room for them.
 
     Raises:
         ValueError: if a label does not fit, or laspy is missing.
     """
     points = coordinates(cloud)
     if path.suffix == ".las":
-        content = _las(points, cloud, labels, palette)
+        content = _las(points, cloud, labels, confidence, palette, names)
     else:
         points, confidence = _whole(cloud, points, np.nan), _whole(cloud, confidence, 0)
         labels = _whole(cloud, labels, -1)
@@ -110,10 +111,13 @@ def _las(
     points: Float[np.ndarray, "n 3"],
     cloud: Cloud,
     labels: Int[np.ndarray, "n"],
+    confidence: Float32[np.ndarray, "n"],
     palette: UInt8[np.ndarray, "classes 3"],
+    names: tuple[str, ...],
 ) -> bytes:
     try:
         import laspy
+        from laspy.vlrs.known import ClassificationLookupVlr
     except ImportError:
         raise ValueError("writing las needs laspy: pip install 'locotrans[las]'") from None
     if int(labels.max()) > 255:
@@ -121,10 +125,12 @@ def _las(
     colored = False
     if cloud.path is not None and cloud.path.suffix.lower() in (".las", ".laz"):
         las = laspy.read(cloud.path)
-        names = set(las.point_format.dimension_names)
-        colored = "red" in names and any(np.any(las[x]) for x in ("red", "green", "blue"))
-        if las.point_format.id < 6 or "red" not in names:  # labels beyond 31, or colours, need room
-            degrees = np.asarray(las.scan_angle_rank) if "scan_angle_rank" in names else None
+        fields = set(las.point_format.dimension_names)
+        colored = "red" in fields and any(np.any(las[x]) for x in ("red", "green", "blue"))
+        if (
+            las.point_format.id < 6 or "red" not in fields
+        ):  # labels beyond 31, or colours, need room
+            degrees = np.asarray(las.scan_angle_rank) if "scan_angle_rank" in fields else None
             las = laspy.convert(las, point_format_id=7)
             if degrees is not None:
                 las.scan_angle = np.round(degrees / 0.006).astype(np.int16)
@@ -140,6 +146,14 @@ def _las(
     if not colored:
         for column, color in enumerate(("red", "green", "blue")):
             setattr(las, color, palette[labels, column].astype(np.uint16) * 257)
+    if "confidence" not in las.point_format.dimension_names:
+        las.add_extra_dim(laspy.ExtraBytesParams("confidence", "f4"))
+    las.confidence = confidence
+    lookup = ClassificationLookupVlr()
+    for number in range(256):  # all that the format has room for
+        lookup[number] = _plain(names[number])[:15] if number < len(names) else ""
+    las.header.vlrs.extract(type(lookup).__name__)  # names of other classes
+    las.header.vlrs.append(lookup)
     file = io.BytesIO()
     las.write(file, do_compress=False)
     return file.getvalue()
