@@ -182,6 +182,13 @@ def test_a_file_and_no_root(own, own_cache):
     assert check().problems == [f"nothing is recognised under {own_cache.parent}"]
 
 
+@pytest.mark.parametrize("layout", ["hdf5", "normal"])
+def test_a_set_may_be_named_without_its_layout(layout, exported):
+    report = check(exported(f"shapenetpart:{layout}"), "shapenetpart")
+    assert [part.split for part in report.sets[0].splits] == ["train", "val", "test"]
+    assert report.problems == []
+
+
 @pytest.mark.parametrize("suffix", ["xyz", "off"])
 def test_files_that_are_there_twice_are_listed(suffix, tmp_path, capsys):
     rng = np.random.default_rng(0)

@@ -59,6 +59,16 @@ def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
     train(ours, QUIET)
     assert outcome(ours.out) == before
     assert (ours.out / "record.json").read_bytes() == record  # nothing was trained
+    with pytest.raises(Stopped):
+        train(dataclasses.replace(ours, out=ours.out.parent / "cut"), QUIET, stop_after=0.0)
+    (ours.out / "weights.safetensors").unlink()
+    earlier = (ours.out.parent / "cut" / "checkpoint.safetensors").read_bytes()
+    (ours.out / "checkpoint.safetensors").write_bytes(
+        earlier
+    )  # an older one: trained on from there
+    train(ours, QUIET)
+    assert outcome(ours.out) == before
+    assert (ours.out / "record.json").read_bytes() != record
     split(ours.out, 10_000)
     for target in (ours.out, ours.out / "weights.safetensors"):
         with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):

@@ -93,7 +93,7 @@ def _check_set(name: str, folder: Path) -> SetReport:
     splits = ["train", "test"]
     if name.startswith("shapenetpart"):
         splits = ["train", "val", "test"]
-        if not name.endswith("hdf5"):
+        if ":" in name and not name.endswith("hdf5"):
             splits = [split for split, shapes in read_lists(folder).items() if shapes]
     elif name == "hdf5":
         splits = [split for split in splits if any(folder.glob(f"{split}*.h5"))]
@@ -113,13 +113,11 @@ def _check_split(report: SetReport, split: str) -> None:
     def load(points: int) -> CloudSet:
         return load_dataset(report.name, split, root=report.folder, points=points, log_notes=False)
 
-    if report.name.endswith("hdf5") or report.name.startswith("scanobjectnn"):
-        try:
-            _count(report, load(2**31))  # more than any file has
-        except FewerPointsError as error:
-            _count(report, load(error.available))
-    else:
-        _count(report, load(SAMPLED), sampled=True)
+    exact = report.name.endswith("hdf5") or report.name.startswith("scanobjectnn")
+    try:
+        _count(report, load(2**31 if exact else SAMPLED), sampled=not exact)
+    except FewerPointsError as error:  # 2**31 is more than any file has
+        _count(report, load(error.available))
 
 
 def _check_own(report: SetReport, split: str) -> None:

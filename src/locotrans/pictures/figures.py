@@ -170,7 +170,7 @@ def curves_figure(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     right.yaxis.label.set_size("small")
     for axes in (left, right):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-        axis(ScalarFormatter())  # 2, not 2 x 10^0
+    left.yaxis.set_major_formatter(ScalarFormatter())  # 2, not 2 x 10^0
+    left.yaxis.set_minor_formatter(ScalarFormatter())
     figure.legend(loc="outside right center", fontsize="small")
     return figure

@@ -31,10 +31,10 @@ def evaluate_scenes(
 ) -> dict[str, Any]:
     """Measure a network on the whole scenes of a data set, as `evaluate` does on their blocks.
 
-    Blocks and spheres overlap and leave points out, so that figures over them count some points
-    several times and others never. Here every point of a scene gets the label that the votes of all
-    its blocks give it, as in `locotrans segment`, and counts once. A scene is read, and its votes
-    are held, alone; only the network's own answer is measured, not every head.
+    Blocks and spheres overlap, and blocks leave points out, so that figures over them count some
+    points several times and others never. Here every point of a scene gets the label that the votes
+    of all its blocks give it, as in `locotrans segment`, and counts once. A scene is read, and its
+    votes are held, alone; only the network's own answer is measured, not every head.
 
     Args:
         model: a network for scenes.

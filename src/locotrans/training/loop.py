@@ -98,6 +98,7 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
     """Train in the run's folder, from its checkpoint or from the start, and write the result."""
     config = run.config
     run.open_folder()
+    before = run.step
     start = f"from step {run.step}" if run.step else "from the start"
     axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
     console.print(
@@ -110,7 +111,9 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
     bar = Progress(console=console, disable=not console.is_terminal)
     with bar, finishing_steps() as interrupted:
         run_epochs(run, bar, deadline, interrupted)
-    if process() == 0:
+    if process() == 0 and run.step == before and (run.folder / "record.json").exists():
+        run.save_weights()  # which alone had gone
+    elif process() == 0:
         finish(run)
 
 
@@ -228,10 +231,7 @@ def finish_epoch(run: Run, epoch: int) -> dict[str, Any]:
 
 
 def finish(run: Run) -> None:
-    """Write the weights of the last epoch and the record of the run, unless that is there."""
-    if (run.folder / "record.json").exists():  # the weights alone had gone
-        run.save_weights()
-        return
+    """Write the weights of the last epoch and the record of the run."""
     lines = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
     if len(lines) != run.config.epochs:
         raise ValueError(

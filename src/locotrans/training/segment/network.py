@@ -118,13 +118,17 @@ class SegmenterNetwork:
 
     def unlike_training(self) -> list[str]:
         """Say where the blocks differ much from those that the network was trained on."""
-        said = []
-        for what, ours, theirs in zip(
-            ("points", "radius"), (self.points, self.radius), self.learned or (), strict=False
-        ):
-            if not 1 / UNLIKE <= ours / theirs <= UNLIKE:
-                said.append(f"--{what} {ours:g}: the network learned from blocks of {theirs:.3g}")
-        return said
+        if self.learned is None:
+            return []
+        points, radius = self.learned
+        return [
+            f"--{what} {ours:g}: the network learned from blocks of {theirs:.3g}"
+            for what, ours, theirs in (
+                ("points", self.points, points),
+                ("radius", self.radius, radius),
+            )
+            if not 1 / UNLIKE <= ours / theirs <= UNLIKE
+        ]
 
     def segment_turned(
         self, scene: Scene, cut: Scenes, rotation: Float[Tensor, "3 3"]
