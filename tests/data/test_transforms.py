@@ -10,6 +10,7 @@ from locotrans.data import (
     jitter,
     normalize,
     protocol_rotations,
+    random_mirror,
     random_order,
     random_scale,
     random_shift,
@@ -31,6 +32,7 @@ def points(generator) -> torch.Tensor:
 RANDOM = {
     "scale": lambda p, g: random_scale(p, generator=g),
     "shift": lambda p, g: random_shift(p, generator=g),
+    "mirror": lambda p, g: random_mirror(p, "y", generator=g),
     "jitter": lambda p, g: jitter(p, generator=g),
     "shuffle": lambda p, g: shuffle_points(p, generator=g),
     "drop": lambda p, g: drop_points(p, 10, generator=g),
@@ -101,6 +103,16 @@ def test_shift_is_within_bounds_and_differs_by_axis_and_cloud():
     assert offsets.amin(0).max() < -0.25
     assert offsets.amax(0).min() > 0.25
     assert torch.corrcoef(offsets[:, 0].T).fill_diagonal_(0).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("up", AXES)
+def test_half_of_the_clouds_are_mirrored_across_the_up_axis(up):
+    signs = random_mirror(torch.ones(1000, 2, 3), up, generator=seeded())
+    assert torch.equal(signs[:, 0], signs[:, 1])
+    assert (signs[..., AXES.index(up)] == 1).all()
+    mirrored = signs[:, 0].prod(-1)
+    assert torch.equal(mirrored.abs(), torch.ones(1000))
+    assert abs(mirrored.mean()) < 0.1
 
 
 def test_jitter_has_its_deviation_and_its_limit():

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry import Axis, center, random_axis_rotations, random_rotations, safe_length
+from locotrans.geometry import AXES, Axis, center, random_axis_rotations, random_rotations, safe_length
 
 RotationProtocol = Literal["z", "so3", "none"]
 ROTATION_PROTOCOLS: tuple[RotationProtocol, ...] = get_args(RotationProtocol)
@@ -96,6 +96,20 @@ def random_shift(
         raise ValueError(f"the size of the shift must not be negative, got {size}")
     offsets = size * (2 * uniform(points.shape[0], 1, 3, generator=generator) - 1)
     return points + offsets.to(points)
+
+
+def random_mirror(
+    points: Float[Tensor, "b n 3"], up: Axis, *, generator: torch.Generator
+) -> Float[Tensor, "b n 3"]:
+    """Mirror every other cloud, at random, in a plane that holds the up axis.
+
+    Symmetry: with a random rotation about the up axis behind it, all such planes are alike.
+    """
+    across = (AXES.index(up) + 1) % 3
+    chosen = uniform(points.shape[0], 1, generator=generator) < 0.5
+    signs = torch.ones(points.shape[0], 1, 3, device=generator.device)
+    signs[..., across] = torch.where(chosen, -1.0, 1.0)
+    return points * signs.to(points)
 
 
 def jitter(

@@ -16,6 +16,7 @@ from locotrans.data.transforms import (
     drop_points,
     normalize,
     protocol_rotations,
+    random_mirror,
     random_scale,
     random_shift,
     rotate,
@@ -38,7 +39,7 @@ def augment(
     *,
     centred: bool = False,
 ) -> Float[Tensor, "b m 3"]:
-    """Draw or thin the points, scale and shift each cloud along its axes, rotate and shuffle it.
+    """Draw or thin points, mirror, scale and shift clouds along their axes, rotate and shuffle.
 
     With ``centred``, the drawn points have their mean at the origin before, as a network that
     centres them in evaluation will see them.
@@ -52,6 +53,8 @@ def augment(
         points = thin_and_fill(points, config.resample, generator=generator)
     if centred:
         points = center(points)
+    if config.mirror:
+        points = random_mirror(points, up, generator=generator)
     if config.scale > 1:
         points = random_scale(points, 1 / config.scale, config.scale, generator=generator)
     if config.shift > 0:

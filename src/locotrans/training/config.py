@@ -111,6 +111,8 @@ class TrainConfig:
     """Each axis is scaled by a factor uniform in [1/scale, scale]; 1 is off."""
     shift: float = 0.2
     """Each axis is shifted by an amount uniform in [-shift, shift]; 0 is off."""
+    mirror: bool = False
+    """Mirror half of the shapes, at random in every step, in a plane that holds the up axis."""
     shuffle: bool = True
     """Shuffle the points of each shape."""
     precision: Literal["float32", "mixed"] = "float32"
