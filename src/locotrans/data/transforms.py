@@ -11,7 +11,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry import AXES, Axis, center, random_axis_rotations, random_rotations, safe_length
+from locotrans.geometry import (
+    AXES,
+    Axis,
+    center,
+    random_axis_rotations,
+    random_rotations,
+    safe_length,
+)
 
 RotationProtocol = Literal["z", "so3", "none"]
 ROTATION_PROTOCOLS: tuple[RotationProtocol, ...] = get_args(RotationProtocol)
