@@ -23,6 +23,7 @@ from locotrans.geometry import random_rotations
 from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import to_json
+from locotrans.training.report import writer_of
 
 OPTIONS = {
     "k": 8,
@@ -126,6 +127,7 @@ def test_the_command(suffix, network, chair, tmp_path, capsys):
     assert "warning" not in said.err
     motion = json.loads(report.read_text())
     assert motion["same_size"] is True
+    assert writer_of(report) == "align"
     assert motion["scale"] == pytest.approx(1, abs=0.1)
     assert angle_of(np.array(motion["rotation"]) @ R.T) < 3
     expected = chair[:300] @ np.array(motion["rotation"]).T + motion["translation"]

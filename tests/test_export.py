@@ -29,6 +29,7 @@ from locotrans.export import (
 from locotrans.geometry.neighbors import gather, knn, knn_features
 from locotrans.models import create_model
 from locotrans.nn import EdgeConv, VNEdgeConv
+from locotrans.training.report import writer_of
 
 onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 pytest.importorskip("onnxruntime")
@@ -146,6 +147,7 @@ def test_networks_as_onnx(name, tmp_path, capsys):
     flags = ["--classes", "5", "--json", str(report), "--outputs", "logits", "frames"]
     main(["export", name, str(path), *map(str, files), *flags, "--options", *options])
     assert "passes" in capsys.readouterr().out
+    assert writer_of(report) == "export"
     read = json.loads(report.read_text())
     logits, frames = (
         [row for row in read["comparison"] if row["output"] == output]

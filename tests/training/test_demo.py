@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from locotrans.training.demo import NETWORKS, DemoSize, run_demo
+from locotrans.training.report import writer_of
 
 TINY = DemoSize(points=24, shapes=40, test_shapes=20, epochs=1, batch_size=20)
 
@@ -24,6 +25,7 @@ def test_demo_writes_pictures_and_record(demo):
         assert content.startswith(b"\x89PNG")
         assert len(content) > 20_000
     assert json.loads((out / "demo.json").read_text()) == record
+    assert writer_of(out / "demo.json") == "demo"
     assert not list(out.rglob("*.tmp"))
 
 

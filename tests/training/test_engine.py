@@ -22,6 +22,7 @@ from locotrans.training.checkpoint import read_tensors
 from locotrans.training.loop import learning_rate
 from locotrans.training.parts import join, split
 from locotrans.training.presets import PRESETS, deviations, list_presets, read_config
+from locotrans.training.report import writer_of
 from locotrans.training.run import load_data
 from moved import lie_between
 
@@ -74,6 +75,7 @@ def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
         with pytest.raises(ValueError, match="is in parts; first run: locotrans checkpoint join"):
             load_weights(target)
     listing = ours.out / "checkpoint.safetensors.parts.json"
+    assert writer_of(listing) == "checkpoint split"
     kept = listing.read_bytes()
     listing.unlink()  # or not fetched yet
     (ours.out / "record.json").rename(ours.out / "gone")

@@ -14,6 +14,7 @@ from locotrans.models import list_pretrained, pretrained
 from locotrans.training import load_weights
 from locotrans.training.checkpoint import read_tensors
 from locotrans.training.pack import pack
+from locotrans.training.report import writer_of
 
 NAME = "locotrans_dgcnn_light"
 
@@ -45,6 +46,7 @@ def test_what_is_known_of_the_weights(shelf, uncut):
     facts = json.loads((shelf / f"{NAME}.json").read_text())
     record = json.loads((uncut / "record.json").read_text())
     assert facts["record"] == record
+    assert writer_of(shelf / f"{NAME}.json") == "pack"
     assert str(uncut.parent) not in (shelf / f"{NAME}.json").read_text()  # nor where it was trained
     assert str(uncut.parent).encode() not in (shelf / f"{NAME}.safetensors").read_bytes()
     assert facts["data_checksums"] == record["data_checksums"]

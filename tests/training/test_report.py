@@ -3,7 +3,10 @@
 import dataclasses
 import json
 import re
+import shutil
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from locotrans.cli import main
@@ -614,3 +617,33 @@ def test_runs_under_way_are_left_out_with_a_word(shelf, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["report", str(cut)])
     assert "is not a finished run" in capsys.readouterr().err
+
+
+def test_files_of_other_commands_are_passed_over_with_a_word(uncut, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("locotrans.training.report.document.network_cost", lambda *_: (1, 2))
+    run = tmp_path / "run"
+    shutil.copytree(uncut, run)
+    wanted, cloud = tmp_path / "certify.json", tmp_path / "cloud.npy"
+    few = ("--points", "16", "--shapes", "2", "--radius", "120", "--rotations", "1")
+    with suppress(SystemExit):  # the network is hardly trained
+        main(["certify", str(run), *few, "--json", str(wanted)])
+    np.save(cloud, np.random.default_rng(0).normal(size=(20, 3)))
+    main(["predict", str(cloud), "--weights", str(run), "--json", str(run / "predict.json")])
+    capsys.readouterr()
+    main(["report", str(run)])
+    alone = capsys.readouterr().out
+    files = [wanted, *(run / f"{name}.json" for name in ("predict", "config", "environment"))]
+    main(["report", str(run), *map(str, files)])
+    said = capsys.readouterr()
+    assert said.out == alone
+    for file, command in zip(files, ("certify", "predict", "train", "train"), strict=True):
+        wrote = f"{file} is no evaluation (`locotrans {command}` wrote it), and left out"
+        assert wrote in said.err.splitlines()
+    for content in ("{", "[1]", '{"a": 1}'):
+        wanted.write_text(content)
+        with pytest.raises(SystemExit):
+            main(["report", str(run), str(wanted)])
+        assert str(wanted) in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # nothing is left
+        main(["report", str(files[1])])
+    assert str(files[1]) in capsys.readouterr().err

@@ -20,6 +20,7 @@ from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
 from locotrans.training.predict.samples import load_sample
+from locotrans.training.report import writer_of
 from locotrans.training.search import (
     Index,
     build_index,
@@ -123,6 +124,7 @@ def test_search_prints_the_nearest_and_writes_json(index, shapes, tmp_path, caps
     query = turned(shapes[7], tmp_path / "query.npy")
     capsys.readouterr()
     main(["search", str(index), str(query), "--k", "3", "--json", str(tmp_path / "out.json")])
+    assert writer_of(tmp_path / "out.json") == "search"
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].endswith(str(shapes[7]))
@@ -336,6 +338,7 @@ def test_duplicates_are_grouped(index, shapes, tmp_path, capsys):
     capsys.readouterr()
     main(["search", str(index), "--duplicates", "--json", str(tmp_path / "same.json")])
     assert "2 groups; of 23 shapes, 3 repeat another" in capsys.readouterr().out
+    assert writer_of(tmp_path / "same.json") == "search"
     groups = json.loads((tmp_path / "same.json").read_text())["groups"]
     paths = [{row["path"] for row in group} for group in groups]
     assert paths == [{*map(str, copies[:2]), str(shapes[5])}, {str(copies[2]), str(shapes[6])}]

@@ -16,6 +16,7 @@ from locotrans.geometry import random_rotations
 from locotrans.models import create_model
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import to_json
+from locotrans.training.report import writer_of
 from locotrans.training.segment import load_segmenter, segment, segment_scene, segment_shape
 
 SMALL = {"k": 8, "widths": (16, 16), "embedding": 32, "head_widths": (16, 8)}
@@ -191,6 +192,7 @@ def test_files_are_labelled_in_order_and_units(shapes, parts_weights, tmp_path, 
     assert read_cloud(out / "table/holes.ply").holes == 15
     listing = json.loads((out / "segments.json").read_text())
     assert listing["names"] == list(PARTS)
+    assert writer_of(out / "segments.json") == "segment"
     first, last = (row for row in listing["files"] if row["category"] == "table")
     assert sum(last["labels"].values()) == last["points"] == 150
     assert (first["points"], first["holes"]) == (135, 15)

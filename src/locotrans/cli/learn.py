@@ -105,7 +105,7 @@ def report(
 
     Args:
         records: Run folders, with the evaluations that lie in them, and JSON files of `eval`,
-            `perturb` and `samplings`.
+            `perturb` and `samplings`; files of other commands are left out.
         out: Markdown file to write; by default it is printed.
         curves: PNG file for the training curves of the run folders.
     """
@@ -113,11 +113,11 @@ def report(
     from locotrans.training.record import write_atomically
     from locotrans.training.report import read_curves, read_results, render
 
-    unfinished = [run for run in records if is_unfinished(run)]
-    if len(unfinished) < len(records):  # of a whole folder of runs, some may be under way
-        records = tuple(path for path in records if path not in unfinished)
-        for run in unfinished:
-            print(f"{run} is not finished, and left out", file=sys.stderr)
+    useless = {path: reason for path in records if (reason := why_left_out(path))}
+    if len(useless) < len(set(records)):  # else the first is refused
+        records = tuple(path for path in records if path not in useless)
+        for path, reason in useless.items():
+            print(f"{path} is {reason}, and left out", file=sys.stderr)
     results = read_results(records)
     if curves is not None:
         lines = read_curves(records)
@@ -132,9 +132,14 @@ def report(
         write_atomically(out, text.encode())
 
 
-def is_unfinished(run: Path) -> bool:
-    """Say whether a path is the folder of a run that has not come to its end."""
-    return (run / "config.json").exists() and not (run / "record.json").exists()
+def why_left_out(path: Path) -> str | None:
+    """Say what a path is instead of a result: a run under way, or what another command wrote."""
+    from locotrans.training.report import writer_of
+
+    if (path / "config.json").exists() and not (path / "record.json").exists():
+        return "not finished"
+    command = writer_of(path)
+    return None if command is None else f"no evaluation (`locotrans {command}` wrote it)"
 
 
 def convert(

@@ -19,6 +19,7 @@ from locotrans.training.config import TrainConfig, parse_options, typed_fields
 from locotrans.training.evaluate import main_figure
 from locotrans.training.presets import VARIED, base_config, deviations
 from locotrans.training.record import read_json
+from locotrans.training.report.others import writer_of
 from locotrans.training.tasks import OWN
 
 
@@ -135,9 +136,10 @@ def documents(paths: Sequence[Path]) -> Iterator[tuple[Path, Mapping[str, Any]]]
             raise ValueError(f"{path} is not a finished run: it has no record.json")
         yield record, read_json(record)
         for file in sorted(set(path.glob("*.json")) - {record}):
-            document = read_json(file)
-            if isinstance(document, dict) and {"training", "model"} <= document.keys():
-                yield file, document
+            if writer_of(file) is None:
+                document = read_json(file)
+                if {"training", "model"} <= document.keys():
+                    yield file, document
 
 
 def results_of(document: Mapping[str, Any], file: Path) -> Iterator[Result]:
