@@ -19,11 +19,11 @@ from locotrans.training import loop as loop_module
 from locotrans.training.augment import augment
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import read_tensors
+from locotrans.training.held_out import load_data
 from locotrans.training.loop import learning_rate
 from locotrans.training.parts import join, split
 from locotrans.training.presets import PRESETS, deviations, list_presets, read_config
 from locotrans.training.report import writer_of
-from locotrans.training.run import load_data
 from moved import lie_between
 
 QUIET = Console(file=io.StringIO())

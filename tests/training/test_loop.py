@@ -15,6 +15,7 @@ from locotrans.training import step as step_module
 from locotrans.training.augment import augment
 from locotrans.training.checkpoint import read_tensors, write_tensors
 from locotrans.training.folder import check_folder, locked
+from locotrans.training.interrupt import finishing_steps
 from locotrans.training.loop import epoch_order, learning_rate
 from locotrans.training.parts import split
 from locotrans.training.run import Run
@@ -236,7 +237,7 @@ def test_a_folder_that_was_used_meanwhile_is_looked_at_again(tiny, monkeypatch):
 def test_interrupts_that_mean_something_else_are_left_alone():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with loop.finishing_steps() as asked:
+        with finishing_steps() as asked:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             signal.raise_signal(signal.SIGINT)
             assert not asked.is_set()
@@ -247,7 +248,7 @@ def test_interrupts_that_mean_something_else_are_left_alone():
 def test_a_second_interrupt_breaks_off():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with loop.finishing_steps() as asked:
+        with finishing_steps() as asked:
             signal.raise_signal(signal.SIGINT)
             assert asked.is_set()
             with pytest.raises(KeyboardInterrupt):

@@ -261,6 +261,10 @@ def _convert_union(value: Any, choices: tuple[Any, ...]) -> Any:
     raise TypeError
 
 
+# keys of derive_seed: one stream of random numbers for each purpose of a run
+INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION, EVENING, SETTLE = range(6)
+
+
 def derive_seed(seed: int, *key: int) -> int:
     """Return an independent seed for each key, so that randomness is a function of its place."""
     if seed < 0:

@@ -8,12 +8,10 @@ evaluates, writes and prints.
 """
 
 import math
-import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,15 +21,23 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from locotrans.distributed import process, processes
+from locotrans.distributed import process
 from locotrans.training.average import WeightAverage
-from locotrans.training.config import TrainConfig, derive_seed, portable
+from locotrans.training.config import (
+    EPOCH_ORDER,
+    SETTLE,
+    STEP,
+    TrainConfig,
+    derive_seed,
+    portable,
+)
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.folder import CHECKPOINT, WEIGHTS, check_folder, locked
+from locotrans.training.interrupt import finishing_steps
 from locotrans.training.parts import in_parts
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, read_metrics, write_json
-from locotrans.training.run import EPOCH_ORDER, SETTLE, STEP, Run
+from locotrans.training.run import Run
 
 SETTLING = 100  # batches that the statistics of an averaged network are taken from, at most
 
@@ -115,32 +121,6 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
         run.save_weights()  # which alone had gone
     elif process() == 0:
         finish(run)
-
-
-@contextmanager
-def finishing_steps() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C ask for an end after the step that is under way, a second one break off.
-
-    Yields:
-        Whether it did. Where Ctrl-C does something else than usual, or several processes train
-        together, that stays as it is.
-    """
-    asked = threading.Event()
-    here = threading.current_thread() is threading.main_thread() and processes() == 1
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield asked
-        return
-
-    def ask(*_: Any) -> None:
-        asked.set()
-        print("ending with a checkpoint; Ctrl-C again ends without", file=sys.stderr)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_epochs(run: Run, bar: Progress, deadline: float, interrupted: threading.Event) -> None:

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locotrans.data import CloudSet, load_dataset
 from locotrans.data.evening import evened
 from locotrans.data.transforms import uniform
 from locotrans.distributed import process, processes
@@ -22,6 +21,8 @@ from locotrans.training.checkpoint import (
     write_tensors,
 )
 from locotrans.training.config import (
+    EVENING,
+    INITIAL_WEIGHTS,
     TrainConfig,
     derive_seed,
     parse_options,
@@ -29,6 +30,7 @@ from locotrans.training.config import (
     to_json,
 )
 from locotrans.training.folder import CHECKPOINT, WEIGHTS
+from locotrans.training.held_out import load_data
 from locotrans.training.record import environment, find_device, write_atomically, write_json
 from locotrans.training.step import Step, frequency_offsets
 from locotrans.training.tasks import (
@@ -40,9 +42,6 @@ from locotrans.training.tasks import (
     targets,
     typical_radius,
 )
-
-# keys of derive_seed: one stream of random numbers for each purpose
-INITIAL_WEIGHTS, EPOCH_ORDER, STEP, VALIDATION, EVENING, SETTLE = range(6)
 
 
 class Run:
@@ -261,40 +260,3 @@ class Run:
             "seconds": self.seconds,
             "settings": portable(self.config),
         }
-
-
-def load_data(config: TrainConfig) -> tuple[CloudSet, CloudSet]:
-    """Load what a run trains on, and what it is evaluated on: the test split, or a held-out share.
-
-    The held-out shapes are a share of the training split that depends on the seed alone. What was
-    cut from one scene overlaps, and stays together.
-    """
-
-    def load(split: str, points: int, shapes: int | None) -> CloudSet:
-        return load_dataset(config.data, split, root=config.root, points=points, shapes=shapes)
-
-    train = load(config.train_split, config.draw_from or config.points, config.shapes)
-    if config.validation == 0:
-        return train, load("test", config.points, config.test_shapes)
-    scenes = [name.partition("@")[0] for name in train.ids] if train.items != "shapes" else []
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(scenes))}
-    groups = torch.tensor([numbers[name] for name in scenes] or range(len(train)))
-    total = len(numbers) or len(train)
-    count = round(config.validation * total)
-    if not 0 < count < total:
-        what = "scenes" if numbers else "shapes"
-        raise ValueError(
-            f"validation {config.validation} of {total} {what} leaves {total - count} to "
-            f"train on and {count} to evaluate on; choose another share"
-        )
-    generator = torch.Generator().manual_seed(derive_seed(config.seed, VALIDATION))
-    order = torch.randperm(total, generator=generator)
-    held = torch.isin(groups, order[:count])
-    whole = (
-        train
-        if config.draw_from is None
-        else load(config.train_split, config.points, config.shapes)
-    )
-    some = whole.subset(held.nonzero().flatten())
-    held_out = replace(some, split="validation", split_size=None, scenes=None)
-    return train.subset((~held).nonzero().flatten()), held_out
