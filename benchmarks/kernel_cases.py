@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from locotrans.geometry import random_rotations, symmetric_frame
-from locotrans.geometry.neighbors import global_index, knn, knn_features
+from locotrans.geometry.neighbors import farthest_points, global_index, knn, knn_features
 from locotrans.kernels import set_kernels
 from locotrans.losses import consistency_loss, orthogonality_loss
 from locotrans.models import model_config
@@ -68,6 +68,23 @@ def knn_case(size: Size, channels: int) -> Case:
     name = "knn of coordinates" if coordinates else f"knn of {channels} features"
     unit = 0 if coordinates else 1e-3  # of the neighbourhoods, that rounding decides on
     return Case(name, make, {"forward": work}, {"forward": passes}, unit)
+
+
+def farthest_case(size: Size) -> Case:
+    b, m = size.b, size.n
+    n = 7 * m  # as many points as `--even` chooses among
+    memory, pairs = 12 * b * n + 8 * b * m, b * n * m
+
+    def make(size: Size) -> Problem:
+        from locotrans.kernels.farthest import farthest
+
+        x = clouds(b, n, size.device)
+        return Problem(lambda: farthest(x, m), lambda: farthest_points(x, m))
+
+    work = {"forward": Work(memory, 10 * pairs)}  # a distance, the least and the greatest of them
+    return Case(
+        "farthest_points", make, work, {"forward": [Pass(memory, 0, 20 * pairs, INSTRUCTIONS)]}
+    )
 
 
 def vn_edge_case(size: Size, d: int) -> Case:
@@ -407,6 +424,7 @@ def cases(size: Size) -> Iterator[Case]:
     full, light = model_config("locotrans_dgcnn"), model_config("locotrans_dgcnn_light")
     channels = {3} | {3 * c for x in (full, light) for c in x.vector_widths[:-1]}
     yield from (knn_case(size, c) for c in sorted(channels | set(light.widths[:-1])))
+    yield farthest_case(size)
     yield from (vn_edge_case(size, d) for d in sorted({*full.vector_widths, *light.vector_widths}))
     for d in (full.vector_embedding, light.vector_embedding):
         yield vn_point_case(size, d, shared=True)

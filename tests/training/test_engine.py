@@ -16,6 +16,7 @@ from torch import nn
 from locotrans.cli import main
 from locotrans.training import Stopped, TrainConfig, load_weights, preset_config, train
 from locotrans.training import loop as loop_module
+from locotrans.training import record as record_module
 from locotrans.training.augment import augment
 from locotrans.training.average import WeightAverage
 from locotrans.training.checkpoint import read_tensors
@@ -94,17 +95,23 @@ def test_weights_that_are_gone_come_back_from_the_checkpoint(ours):
     assert not (ours.out / "weights.safetensors").exists()
 
 
-def test_a_run_in_time_boxes_of_one_step_ends_with_the_same_bits(ours, tmp_path):
+def test_a_run_in_time_boxes_of_one_step_ends_with_the_same_bits(ours, tmp_path, monkeypatch):
     whole = dataclasses.replace(ours, out=tmp_path / "whole", checkpoint_seconds=1e9)
-    train(whole, QUIET)
+    assert "earlier_environments" not in train(whole, QUIET)
     for box in (1, 2):  # 14 shapes, one step an epoch
         with pytest.raises(Stopped, match=f"step {box} of 3"):
             train(ours, QUIET, stop_after=0.0)
         split(ours.out, 10_000)
         assert all(path.stat().st_size <= 10_000 for path in ours.out.iterdir())
         assert join(ours.out) == [ours.out / "checkpoint.safetensors"]
-    train(ours, QUIET, stop_after=0.0)
+        # the second part and the last are of one commit, the first is of another
+        monkeypatch.setattr(record_module, "git_commit", lambda: "changed")
+    record = train(ours, QUIET, stop_after=0.0)
     assert outcome(ours.out) == outcome(whole.out)
+    assert record["environment"]["commit"] == "changed"
+    (earlier,) = record["earlier_environments"]
+    assert earlier["commit"] != "changed"
+    assert earlier.keys() == record["environment"].keys()
 
 
 def test_the_average_is_what_is_evaluated_and_stored(ours):

@@ -13,12 +13,12 @@ from rich.console import Console
 from locotrans.align import align
 from locotrans.cli import main
 from locotrans.data import load_dataset, normalize
-from locotrans.data.evening import even_points, evened, with_points_between
 from locotrans.data.filling import nearest_others
 from locotrans.geometry.neighbors import knn
 from locotrans.training import TrainConfig, train
 from locotrans.training.augment import VERSIONS, augment, even_versions, thin, thin_and_even
 from locotrans.training.checkpoint import load_weights, read_tensors
+from locotrans.training.evening import even_points, evened, with_points_between
 from locotrans.training.loop import Stopped
 from locotrans.training.pack import preprocessing
 from locotrans.training.predict.samples import choose_points, trained_choice

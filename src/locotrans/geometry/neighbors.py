@@ -240,19 +240,27 @@ def farthest_points(points: Float[Tensor, "*batch n 3"], m: int) -> Int[Tensor, 
     of the points.
 
     Symmetry: invariant under O(3) and translation where no distances tie.
-    Degenerate: of coincident points one may be chosen several times.
+    Degenerate: where points lie in fewer than m places, these are gone through again and again.
     """
     n = points.shape[-2]
     if not 1 <= m <= n:
         raise ValueError(f"{m} farthest points were asked for in a cloud of {n} points")
     flat = points.detach().reshape(-1, n, 3)
     clouds = torch.arange(len(flat), device=flat.device)
-    last = (flat - flat.mean(1, keepdim=True)).square().sum(-1).argmax(-1)
+    last = first = farthest_from_center(flat)
     nearest = torch.full(flat.shape[:2], torch.inf, dtype=flat.dtype, device=flat.device)
-    chosen = [last]
+    chosen = [first]
     for _ in range(m - 1):
-        to_last = (flat - flat[clouds, last][:, None]).square().sum(-1)
-        nearest = torch.minimum(nearest, to_last)
-        last = nearest.argmax(-1)
+        x, y, z = (flat - flat[clouds, last][:, None]).square().unbind(-1)
+        nearest = torch.minimum(nearest, x + y + z)
+        farthest, last = nearest.max(-1)
+        again = farthest == 0  # every point lies where a chosen one does
+        last = torch.where(again, first, last)
+        nearest = torch.where(again.unsqueeze(-1), torch.inf, nearest)
         chosen.append(last)
     return torch.stack(chosen, dim=-1).reshape(*points.shape[:-2], m)
+
+
+def farthest_from_center(points: Float[Tensor, "b n 3"]) -> Int[Tensor, " b"]:
+    """Return the first of the `farthest_points` of each cloud."""
+    return (points - points.mean(1, keepdim=True)).square().sum(-1).argmax(-1)

@@ -20,12 +20,18 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def loop(function):
+def loop(function, **options):
     """Compile a function when it is first called, and keep the result on disk for later."""
+    options = OPTIONS | options
     try:
-        return njit(cache=True, **OPTIONS)(function)
+        return njit(cache=True, **options)(function)
     except RuntimeError:  # no folder can be written to
-        return njit(**OPTIONS)(function)
+        return njit(**options)(function)
+
+
+def exact_loop(function):
+    """Do as `loop`, but round where the plain code rounds."""
+    return loop(function, fastmath={"nnan", "nsz"})
 
 
 @loop

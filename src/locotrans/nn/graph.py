@@ -1,9 +1,9 @@
-"""Neighbourhood graphs of points and of features, by the kernel where there is one."""
+"""Neighbours and farthest points, by the kernel where there is one."""
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from locotrans.geometry.neighbors import knn, knn_features
+from locotrans.geometry.neighbors import farthest_points, knn, knn_features
 from locotrans.kernels import use_kernels, use_loops
 
 FEW = 4096  # points of which all distances are found sooner than a k-d tree answers
@@ -33,3 +33,17 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
 
         return cpu_knn.knn_features(x, k)
     return knn_features(x, k)
+
+
+def farthest(points: Float[Tensor, "b n 3"], m: int) -> Int[Tensor, "b m"]:
+    """Choose m of the n or fewer points of each cloud, as `farthest_points`."""
+    if use_kernels(points):
+        from locotrans.kernels import farthest as kernel
+
+        if points.shape[1] <= kernel.MOST:
+            return kernel.farthest(points, m)
+    if use_loops(points):
+        from locotrans.kernels import farthest_loops
+
+        return farthest_loops.farthest(points, m)
+    return farthest_points(points, m)

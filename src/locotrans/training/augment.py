@@ -4,13 +4,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from locotrans.data.evening import (
-    CHUNK,
-    NEAR,
-    choose_farthest,
-    even_points,
-    with_points_between,
-)
 from locotrans.data.filling import NEAREST, moved_copies, nearest_others
 from locotrans.data.transforms import (
     drop_points,
@@ -26,6 +19,13 @@ from locotrans.data.transforms import (
 from locotrans.geometry import Axis, center
 from locotrans.nn.graph import point_graph
 from locotrans.training.config import TrainConfig
+from locotrans.training.evening import (
+    CHUNK,
+    NEAR,
+    choose_farthest,
+    even_points,
+    with_points_between,
+)
 
 VERSIONS = 8
 """Of each cloud that is thinned and evened out."""
@@ -122,6 +122,7 @@ def nearest_kept(
     return nearest_others(point_graph(torch.where(removed, points + far, points), count + 1))
 
 
+@torch.no_grad()
 def even_versions(
     points: Float[Tensor, "s n 3"], fewest: int | None, *, generator: torch.Generator
 ) -> Float[Tensor, "v s n 3"]:

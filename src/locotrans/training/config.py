@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from locotrans.data.evening import NEAR
 from locotrans.data.filling import NEAREST
 from locotrans.data.transforms import RotationProtocol
 from locotrans.models import model_config
+from locotrans.training.evening import NEAR
 
 # What may differ when a run is taken up again: none of it changes which weights come out
 # (the data themselves are compared by checksum).

@@ -226,6 +226,8 @@ def finish(run: Run) -> None:
         run.seconds,
         run.device,
     )
+    if run.elsewhere:
+        record["earlier_environments"] = run.elsewhere
     best = best_test_epoch(lines)
     if best is not None:
         record["best_test_epoch"] = best

@@ -80,7 +80,7 @@ def preprocessing(header: dict[str, Any]) -> str:
     if header.get("choice") == "even":
         return (
             f"{shape}. Before that they are evened out, which `locotrans predict` does, and "
-            "`locotrans.data.evening.even_points`."
+            "`locotrans.training.evening.even_points`."
         )
     return f"{shape}. Other numbers of points are brought to {count} by `locotrans predict`."
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from locotrans.data import CloudSet
 from locotrans.data.corruptions import CORRUPTIONS, SEVERITIES, check_corruption, corrupt
-from locotrans.data.evening import evened
 from locotrans.data.transforms import RotationProtocol, drop_points, jitter
 from locotrans.training.config import derive_seed
 from locotrans.training.evaluate import evaluate
+from locotrans.training.evening import evened
 from locotrans.training.tasks import is_segmenter
 
 NOISE = (0.0, 0.01, 0.02, 0.03)

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from locotrans.data.evening import evened
 from locotrans.data.transforms import uniform
 from locotrans.distributed import process, processes
 from locotrans.training.augment import augment, draw_labelled, even_versions
@@ -29,6 +28,7 @@ from locotrans.training.config import (
     portable,
     to_json,
 )
+from locotrans.training.evening import evened
 from locotrans.training.folder import CHECKPOINT, WEIGHTS
 from locotrans.training.held_out import load_data
 from locotrans.training.record import environment, find_device, write_atomically, write_json
@@ -105,6 +105,8 @@ class Run:
             self.versions = even_versions(self.points, config.resample, generator=stream)
             self.held_out = evened(self.held_out, config.points, self.device)
         self.radius = typical_radius(self.train_set)
+        self.environment = environment(self.device)
+        self.elsewhere: list[dict[str, Any]] = []  # other environments that parts of it ran in
         self.step = 0  # steps done
         self.seconds = 0.0  # over all parts of the run
         self.sums: dict[str, Tensor] = {}  # figures, summed over the current epoch's steps
@@ -167,7 +169,7 @@ class Run:
         if not (self.checkpoint_path.exists() and (self.folder / "config.json").exists()):
             root = self.config.root and self.config.root.absolute()  # found from anywhere
             write_json(self.folder / "config.json", to_json(replace(self.config, root=root)))
-        write_json(self.folder / "environment.json", environment(self.device))
+        write_json(self.folder / "environment.json", self.environment)
         if self.metrics_path.exists():
             lines = self.metrics_path.read_bytes().splitlines(keepends=True)
             epochs = self.step // self.steps_per_epoch
@@ -214,7 +216,9 @@ class Run:
             **({} if self.average is None else self.average.tensors()),
             **{f"epoch/{name}": value for name, value in self.sums.items()},
         }
-        write_tensors(self.checkpoint_path, tensors, self._metadata())
+        environments = [*self.elsewhere, self.environment]
+        metadata = {**self._metadata(), "environments": environments}
+        write_tensors(self.checkpoint_path, tensors, metadata)
 
     def save_weights(self) -> None:
         """Write the weights of the result."""
@@ -234,6 +238,9 @@ class Run:
         if self.average is not None:
             self.average.load(tensors)
         self.step, self.seconds = metadata["step"], metadata["seconds"]
+        here = {**self.environment, "date": None}
+        earlier = metadata.get("environments", [])
+        self.elsewhere = [place for place in earlier if {**place, "date": None} != here]
         for name, value in tensors.items():
             if name.startswith("epoch/"):
                 self.sums[name.removeprefix("epoch/")] = value.to(self.device, copy=True)

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float, Float32
 
 from locotrans.data import CloudSet
-from locotrans.data.evening import candidates, evened
 from locotrans.data.own_files import KEEP, check_extent
 from locotrans.data.prepared import draw, fill
 from locotrans.data.spread import spread_points
+from locotrans.training.evening import candidates, evened
 from locotrans.training.predict.files import reason_of
 
 Choice = Literal["random", "farthest", "even"]

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from locotrans.data import CloudSet
-from locotrans.data.evening import even_points, evened
 from locotrans.geometry import random_rotations
 from locotrans.geometry.neighbors import farthest_points, knn
+from locotrans.training.evening import even_points, evened
 
 
 def seeded(seed=0):

@@ -8,16 +8,15 @@ random numbers. ``locotrans train --even`` trains on such clouds.
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.data.clouds import CloudSet
 from locotrans.data.filling import in_range, nearest_others
-from locotrans.data.spread import spread_points
 from locotrans.data.transforms import normalize
-from locotrans.geometry.neighbors import farthest_points, gather, knn
+from locotrans.geometry.neighbors import gather
+from locotrans.nn.graph import farthest, point_graph
 
 NEAR = 6
 """Near points of each, with others in between."""
@@ -49,7 +48,7 @@ def candidates(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor, "b c
     order = in_range(points).norm(dim=-1).argsort(dim=1)
     points = points.gather(1, order.unsqueeze(-1).expand(-1, -1, 3))
     while (n := points.shape[1]) < CANDIDATES * count:
-        near = nearest_others(knn(in_range(points), min(NEAR + 1, n)))
+        near = nearest_others(point_graph(in_range(points), min(NEAR + 1, n)))
         points = with_points_between(points, near).flatten(1, 2)
     return points
 
@@ -73,14 +72,11 @@ def with_points_between(
 
 def choose_farthest(points: Float[Tensor, "b n 3"], count: int) -> Float[Tensor, "b m 3"]:
     """Return ``count`` points of each cloud, each the farthest from those before."""
-    if points.device.type == "cpu":  # one by one, which is less work
-        rows = [np.resize(spread_points(cloud.numpy(), count), count) for cloud in points]
-        chosen = torch.from_numpy(np.stack(rows))
-    else:
-        chosen = farthest_points(in_range(points), count)
+    chosen = farthest(in_range(points), count)
     return points.gather(1, chosen.unsqueeze(-1).expand(-1, -1, 3))
 
 
+@torch.no_grad()
 def evened(data: CloudSet, count: int, device: torch.device | str = "cpu") -> CloudSet:
     """Return the clouds of a set evened out and normalised.
 
