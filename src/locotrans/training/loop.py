@@ -114,6 +114,10 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
         soft_wrap=True,
         markup=False,
     )
+    if run.start is not None and run.step == 0:
+        fresh = f"; new layers: {', '.join(run.start['fresh'])}" if run.start["fresh"] else ""
+        weights = f"beginning with the weights of {run.start['weights']}{fresh}"
+        console.print(weights, soft_wrap=True, markup=False)
     bar = Progress(console=console, disable=not console.is_terminal)
     with bar, finishing_steps() as interrupted:
         run_epochs(run, bar, deadline, interrupted)
@@ -226,6 +230,8 @@ def finish(run: Run) -> None:
         run.seconds,
         run.device,
     )
+    if run.start is not None:
+        record["start"] = run.start
     if run.elsewhere:
         record["earlier_environments"] = run.elsewhere
     best = best_test_epoch(lines)

@@ -32,6 +32,7 @@ from locotrans.training.evening import evened
 from locotrans.training.folder import CHECKPOINT, WEIGHTS
 from locotrans.training.held_out import load_data
 from locotrans.training.record import environment, find_device, write_atomically, write_json
+from locotrans.training.start import start_from
 from locotrans.training.step import Step, frequency_offsets
 from locotrans.training.tasks import (
     build_model,
@@ -81,6 +82,9 @@ class Run:
                         f"{setting} moves points, and {config.model} learns their labels, which "
                         "belong to their places; leave it out"
                     )
+        self.start: dict[str, Any] | None = None  # what is known of the weights that it began with
+        if config.start is not None and not self.checkpoint_path.exists():
+            self.start = start_from(model, config.model, config.start, self.train_set)
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.points = self.train_set.points.to(self.device)
@@ -238,6 +242,7 @@ class Run:
         if self.average is not None:
             self.average.load(tensors)
         self.step, self.seconds = metadata["step"], metadata["seconds"]
+        self.start = metadata.get("start")
         here = {**self.environment, "date": None}
         earlier = metadata.get("environments", [])
         self.elsewhere = [place for place in earlier if {**place, "date": None} != here]
@@ -266,4 +271,5 @@ class Run:
             "step": self.step,
             "seconds": self.seconds,
             "settings": portable(self.config),
+            **({} if self.start is None else {"start": self.start}),
         }
