@@ -75,7 +75,8 @@ def agreed_config(
     if num_classes not in (None, facts["num_classes"]):
         raise ValueError(
             f"the weights of {name} tell {facts['num_classes']} classes apart, not {num_classes}; "
-            "leave num_classes out, or train with your own classes"
+            "leave num_classes out, or train with your own classes "
+            f"(locotrans train --model {name} --start {name})"
         )
     for key, value in config.items():
         if key not in trained:
