@@ -30,7 +30,9 @@ SMALL = {
     "head_widths": (12, 8),
 }
 SMALL_BASELINE = {"k": 5, "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
-LOCOTRANS = [name for name in list_models("classification") if name.startswith("locotrans")]
+LOCOTRANS = [name for name in list_models("classification") if name.startswith("locotrans_dgcnn")]
+OTHERS = ("pointnet2", "pct", "pointmlp")  # backbones that keep few points
+SMALL_PATCHES = {"patch": 5, "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
 HEADS = ("logits", "invariant", "equivariant", "fused")
 MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 VARIANTS = list(product(get_args(FrameKind), get_args(RelativePose), (True, False), (True, False)))
@@ -122,6 +124,25 @@ def test_each_symmetry_by_itself(name, training):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("pose", ["equivariant", "none"])
+@pytest.mark.parametrize("backbone", OTHERS)
+def test_other_backbones_through_frames(backbone, pose, training):
+    options = {**SMALL, **SMALL_PATCHES, "relative_pose": pose}
+    model = trained(f"locotrans_{backbone}", **options).train(training)
+    points = random_clouds()
+    assert_invariant(model, points, output=heads, rotations=2)
+    assert_permutation_invariant(model, points, output=heads, permutations=1)
+    assert_batch_independent(model, points[:2], output=heads)
+    assert_equivariant(model, points, output="frames", rotations=1)
+    assert_permutation_equivariant(model, points, output="frames", permutations=1)
+    with pytest.raises(AssertionError, match="not invariant"):
+        assert_invariant(model, points, output="invariant", rotations=MIRROR[None])
+    if not training:
+        moved = points + torch.tensor([3.0, -2.0, 1.0])
+        assert change(model(moved).logits, model(points).logits) <= 1e-8
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_vn_dgcnn_is_invariant_under_reflections_too(training):
     model = trained("vn_dgcnn", **SMALL_BASELINE).train(training)
     points = random_clouds()
@@ -135,7 +156,12 @@ def test_vn_dgcnn_is_invariant_under_reflections_too(training):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("dgcnn", SMALL_BASELINE), ("pointnet", {"head_widths": (12, 8)})]
+    ("name", "options"),
+    [
+        ("dgcnn", SMALL_BASELINE),
+        ("pointnet", {"head_widths": (12, 8)}),
+        *((name, SMALL_PATCHES) for name in OTHERS),
+    ],
 )
 def test_plain_networks_are_not_invariant(name, options):
     model = trained(name, **options).eval()

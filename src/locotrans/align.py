@@ -135,8 +135,9 @@ def shape_vectors(
     points = torch.as_tensor(clouds).to(next(network.parameters()))
     known = branch.backbone(points)
     features = [branch.invariants.of_points(known.vectors, known.mean)]
-    if branch is not network:
-        features.append(network(points).point_features)
+    of_points = None if branch is network else network(points).point_features
+    if of_points is not None:  # few points are left in some backbones
+        features.append(of_points)
     s = torch.cat(features, dim=-1).double()
     s = s - s.mean(1, keepdim=True)
     s = s / s.square().mean((0, 1)).sqrt().clamp_min(1e-12)

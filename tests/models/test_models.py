@@ -16,12 +16,17 @@ LOCOTRANS = {
     "embedding": 16,
     "head_widths": (12, 8),
 }
+PATCHES = {"patch": K, "widths": (8, 12), "embedding": 16, "head_widths": (12, 8)}
+FRAMED_PATCHES = {**PATCHES, "k": K, "vector_widths": (4, 5, 6), "vector_embedding": 8}
+OTHERS = ("pointnet2", "pct", "pointmlp")  # backbones that keep few points
 SMALL = {
     "dgcnn": BASELINE,
     "vn_dgcnn": BASELINE,
     "pointnet": {"head_widths": (12, 8)},
     "locotrans_dgcnn": LOCOTRANS,
     "locotrans_dgcnn_light": LOCOTRANS,
+    **dict.fromkeys(OTHERS, PATCHES),
+    **{f"locotrans_{name}": FRAMED_PATCHES for name in OTHERS},
 }
 FEATURES = {"dgcnn": 16, "vn_dgcnn": 96, "pointnet": 1024}
 SWITCHES = [
@@ -40,6 +45,9 @@ CASES = [
     ("locotrans_dgcnn", {"fusion": False, "reference_point": True, "center": False}),
     ("locotrans_dgcnn_light", {"fusion": True, "reference_point": True}),
     ("locotrans_dgcnn_light", {"relative_pose": "none", "shared_graphs": True}),
+    ("locotrans_pct", {"frames": "handcrafted", "fusion": False}),
+    ("locotrans_pointnet2", {"frames": "gram_schmidt", "center": False}),
+    *((f"locotrans_{name}", {"relative_pose": "none"}) for name in OTHERS),
 ]
 
 
@@ -77,7 +85,7 @@ def test_shape_of_every_output(case):
             "vectors": None if config.frames == "handcrafted" else (B, N, 3, 2),
             "frames": (B, N, 3, 3),
             "embedding": (B, 24),
-            "point_features": (B, N, 16),
+            "point_features": (B, N, 16) if "dgcnn" in name else None,
             "neighbors": (B, N, K),
         }
     else:
@@ -86,7 +94,7 @@ def test_shape_of_every_output(case):
             "logits": (B, CLASSES),
             "equivariant": (B, CLASSES) if name == "vn_dgcnn" else None,
             "embedding": (B, 12),
-            "point_features": (B, N, FEATURES[name]),
+            "point_features": (B, N, FEATURES[name]) if name in FEATURES else None,
         }
     assert shapes == expected
     floats = [x for x in output if x is not None and x.is_floating_point()]
@@ -145,10 +153,10 @@ def test_state_dict_round_trip(case, tmp_path):
 
 @pytest.mark.parametrize("name", list_models("classification"))
 def test_smallest_inputs(name):
-    options = {} if name == "pointnet" else {"k": 1}
-    assert build(name, **options).eval()(clouds(1, 1)).logits.isfinite().all()
-    if name != "pointnet":  # every point a neighbour of every other
-        assert build(name, k=N).eval()(clouds()).logits.isfinite().all()
+    k = {"k", "patch"} & SMALL[name].keys()
+    assert build(name, **dict.fromkeys(k & {"k"}, 1)).eval()(clouds(1, 1)).logits.isfinite().all()
+    if k:  # every point a neighbour of every other
+        assert build(name, **dict.fromkeys(k, N)).eval()(clouds()).logits.isfinite().all()
     with torch.no_grad():
         assert build(name).eval()(clouds(1)).logits.shape == (1, CLASSES)
 
@@ -178,7 +186,7 @@ def test_bad_points(name, problem):
         build(name)(points)
 
 
-@pytest.mark.parametrize("name", sorted(SMALL.keys() - {"pointnet"}))
+@pytest.mark.parametrize("name", [name for name, options in SMALL.items() if "k" in options])
 def test_fewer_points_than_neighbours(name):
     with pytest.raises(ValueError, match="4 points is too small for k = 5"):
         build(name)(clouds(n=4))

@@ -12,7 +12,11 @@ from locotrans.models import (
     model_task,
 )
 
-NAMES = ["dgcnn", "locotrans_dgcnn", "locotrans_dgcnn_light", "pointnet", "vn_dgcnn"]
+NAMES = [
+    *("dgcnn", "locotrans_dgcnn", "locotrans_dgcnn_light"),
+    *("locotrans_pct", "locotrans_pointmlp", "locotrans_pointnet2"),
+    *("pct", "pointmlp", "pointnet", "pointnet2", "vn_dgcnn"),
+]
 SEGMENTERS = ["dgcnn_{}", "locotrans_dgcnn_{}", "locotrans_dgcnn_{}_light", "vn_dgcnn_{}"]
 
 

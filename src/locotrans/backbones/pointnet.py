@@ -3,21 +3,8 @@
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from locotrans.nn.norm import BatchNorm
-
-
-class _Layer(nn.Module):
-    """A linear layer, batch norm and ReLU."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(in_channels, out_channels)
-        self.norm = BatchNorm(out_channels)
-
-    def forward(self, x: Float[Tensor, "*batch c"]) -> Float[Tensor, "*batch d"]:
-        return F.relu(self.norm(self.linear(x)))
+from locotrans.nn.dense import Dense
 
 
 class TransformNet(nn.Module):
@@ -26,8 +13,8 @@ class TransformNet(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.channels = channels
-        self.points = nn.Sequential(_Layer(channels, 64), _Layer(64, 128), _Layer(128, 1024))
-        self.shape = nn.Sequential(_Layer(1024, 512), _Layer(512, 256))
+        self.points = nn.Sequential(Dense(channels, 64), Dense(64, 128), Dense(128, 1024))
+        self.shape = nn.Sequential(Dense(1024, 512), Dense(512, 256))
         self.matrix = nn.Linear(256, channels * channels)
         nn.init.zeros_(self.matrix.weight)
         nn.init.zeros_(self.matrix.bias)
@@ -50,9 +37,9 @@ class PointNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.input_transform = TransformNet(3)
-        self.low = nn.Sequential(_Layer(3, 64), _Layer(64, 64))
+        self.low = nn.Sequential(Dense(3, 64), Dense(64, 64))
         self.feature_transform = TransformNet(64)
-        self.high = nn.Sequential(_Layer(64, 64), _Layer(64, 128), _Layer(128, 1024))
+        self.high = nn.Sequential(Dense(64, 64), Dense(64, 128), Dense(128, 1024))
 
     def forward(self, points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b n c"]:
         """Return the features of every point."""

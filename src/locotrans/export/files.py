@@ -52,11 +52,16 @@ def export_network(
         metadata: plain values to put into the file, under the key "locotrans".
 
     Raises:
-        ValueError: another suffix, an output that the network has not, or, for ONNX, packages that
-            are not installed.
+        ValueError: another suffix, a network or an output that a file cannot hold, or, for ONNX,
+            packages that are not installed.
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
+    if hasattr(network.config, "patch"):
+        raise ValueError(
+            "networks on PointNet++, PCT and PointMLP cannot be exported: they choose points one "
+            "after the other, the more the larger the cloud; export one on DGCNN"
+        )
     if path.suffix == ".onnx":
         _require_onnx(path)
     network = copy.deepcopy(network).float().cpu().eval()  # the caller keeps theirs

@@ -1,12 +1,19 @@
-"""The networks that the paper measures itself against: DGCNN, VN-DGCNN and PointNet."""
+"""The networks that the paper measures itself against, each with the same head.
+
+DGCNN, VN-DGCNN, PointNet, and those that it builds LocoTrans on besides: PointNet++, PCT, PointMLP.
+"""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from locotrans.backbones.dgcnn import DGCNN
+from locotrans.backbones.pct import PCT
+from locotrans.backbones.pointmlp import PointMLP
 from locotrans.backbones.pointnet import PointNet
+from locotrans.backbones.pointnet2 import PointNet2
 from locotrans.backbones.protocol import Backbone
 from locotrans.backbones.vn_dgcnn import VNDGCNN
 from locotrans.geometry.vectors import center
@@ -15,6 +22,7 @@ from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.invariants import VNInvariants
+from locotrans.nn.patches import PLAIN, Sight
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,40 @@ class PointNetConfig:
         check_options(self)
 
 
+@dataclass(frozen=True)
+class BackboneConfig:
+    """PointNet++, PCT or PointMLP: a backbone that keeps ever fewer points."""
+
+    backbone: Literal["pointnet2", "pct", "pointmlp"] = "pointnet2"
+    """Which one."""
+    patch: int = 32
+    """Points of a patch, its centre included."""
+    widths: tuple[int, ...] = (128, 256)
+    """Features of a centre behind each stage of patches (PointMLP: each but the last)."""
+    embedding: int = 1024
+    """Features of every point that is left."""
+    head_widths: tuple[int, ...] = (512, 256)
+    """Channels of the hidden layers of the head."""
+    dropout: float = 0.5
+    """Dropout in the head."""
+    center: bool = True
+    """Move the cloud's mean to the origin first."""
+
+    def __post_init__(self) -> None:
+        check_options(self, at_least=4)  # some layers have a quarter of the channels
+
+
 class PointClassifier(nn.Module):
     """A backbone, max and mean pooling, and a head.
 
-    Symmetry: that of the backbone; none for DGCNN and PointNet.
+    Symmetry: that of the backbone; none for DGCNN, PointNet and those of `BackboneConfig`.
     """
 
     def __init__(
-        self, num_classes: int, config: DGCNNConfig | PointNetConfig, backbone: Backbone
+        self,
+        num_classes: int,
+        config: DGCNNConfig | PointNetConfig | BackboneConfig,
+        backbone: Backbone,
     ) -> None:
         super().__init__()
         self.config = config
@@ -90,7 +124,8 @@ class PointClassifier(nn.Module):
             points = center(points)
         features = self.backbone(points)
         hidden = self.hidden(max_mean_pool(features))
-        return ClassifierOutput(self.head(hidden), embedding=hidden, point_features=features)
+        of_all = features if features.shape[1] == points.shape[1] else None
+        return ClassifierOutput(self.head(hidden), embedding=hidden, point_features=of_all)
 
 
 class VNClassifier(nn.Module):
@@ -131,3 +166,14 @@ def build_dgcnn(num_classes: int, config: DGCNNConfig) -> PointClassifier:
 def build_pointnet(num_classes: int, config: PointNetConfig) -> PointClassifier:
     """Build the PointNet classifier."""
     return PointClassifier(num_classes, config, PointNet())
+
+
+def make_backbone(config: BackboneConfig, sight: Sight = PLAIN) -> Any:
+    """Make the backbone that a config names."""
+    kinds: dict[str, Any] = {"pointnet2": PointNet2, "pct": PCT, "pointmlp": PointMLP}
+    return kinds[config.backbone](config.widths, config.embedding, config.patch, sight)
+
+
+def build_backbone(num_classes: int, config: BackboneConfig) -> PointClassifier:
+    """Build a classifier on PointNet++, PCT or PointMLP."""
+    return PointClassifier(num_classes, config, make_backbone(config))

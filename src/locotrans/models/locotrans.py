@@ -19,7 +19,7 @@ from locotrans.geometry.neighbors import gather
 from locotrans.geometry.vectors import center
 from locotrans.kernels import stored_dtype, use_kernels
 from locotrans.kernels.threads import undivided
-from locotrans.models.locotrans_config import LocoTransConfig
+from locotrans.models.locotrans_config import BranchesConfig, LocoTransConfig
 from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import EdgeConv, PointLayer
 from locotrans.nn.fusion import AttentionFusion
@@ -48,7 +48,7 @@ class EquivariantBranch(nn.Module):
     Symmetry: vectors and frames turn with the cloud, ``hidden`` does not change.
     """
 
-    def __init__(self, config: LocoTransConfig) -> None:
+    def __init__(self, config: BranchesConfig) -> None:
         super().__init__()
         self.backbone = VNDGCNN(
             config.vector_widths,
@@ -61,7 +61,7 @@ class EquivariantBranch(nn.Module):
         self.hidden = HeadLayer(self.known_channels(config), config.head_widths[0], config.dropout)
         self.lcrf = None if config.frames == "handcrafted" else LCRF(channels, config.frames)
 
-    def known_channels(self, config: LocoTransConfig) -> int:
+    def known_channels(self, config: BranchesConfig) -> int:
         """Return how many features the hidden layer takes."""
         return 6 * self.backbone.channels
 
@@ -215,9 +215,9 @@ class LocoTrans(nn.Module):
     """
 
     equivariant_type: type[EquivariantBranch] = EquivariantBranch
-    invariant_type: type[InvariantBranch] = InvariantBranch
+    invariant_type: type[nn.Module] = InvariantBranch
 
-    def __init__(self, num_classes: int, config: LocoTransConfig) -> None:
+    def __init__(self, num_classes: int, config: BranchesConfig) -> None:
         super().__init__()
         self.config = config
         self.num_classes = num_classes

@@ -8,15 +8,18 @@ from typing import Any, Literal
 from torch import nn
 
 from locotrans.models.baselines import (
+    BackboneConfig,
     DGCNNConfig,
     PointNetConfig,
     VNClassifier,
     VNDGCNNConfig,
+    build_backbone,
     build_dgcnn,
     build_pointnet,
 )
 from locotrans.models.locotrans import LocoTrans
 from locotrans.models.locotrans_config import LIGHT, LocoTransConfig
+from locotrans.models.other_backbones import LocoTransBackbone, LocoTransBackboneConfig
 from locotrans.models.pretrained import agreed_config, load_pretrained, pretrained_weights
 from locotrans.models.segmentation import (
     LIGHT_PARTS,
@@ -53,6 +56,15 @@ _MODELS: dict[str, Entry] = {
     "pointnet": Entry(build_pointnet, PointNetConfig()),
     "vn_dgcnn": Entry(VNClassifier, VNDGCNNConfig()),
 }
+_BACKBONES: dict[str, dict[str, Any]] = {
+    "pointnet2": {},
+    "pct": {},
+    "pointmlp": {"patch": 24, "widths": (128, 256, 512)},
+}
+for _name, _options in _BACKBONES.items():
+    _options["backbone"] = _name
+    _MODELS[_name] = Entry(build_backbone, BackboneConfig(**_options))
+    _MODELS[f"locotrans_{_name}"] = Entry(LocoTransBackbone, LocoTransBackboneConfig(**_options))
 for _name, _build, _config, _suffix in (
     ("dgcnn", DGCNNSegmenter, DGCNNSegmenterConfig(), ""),
     ("vn_dgcnn", VNSegmenter, VNDGCNNSegmenterConfig(), ""),
@@ -75,7 +87,8 @@ def model_config(name: str, **overrides: Any) -> Any:
         ValueError: the model, or a field, is not known.
     """
     if name not in _MODELS:
-        close = difflib.get_close_matches(name, _MODELS, n=1)
+        longer = [known for known in _MODELS if name and known.startswith(name)]
+        close = longer or difflib.get_close_matches(name, _MODELS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown model {name!r}{hint or '.'} Known: {', '.join(list_models())}")
     config = _MODELS[name].config

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from locotrans.backbones.vn_dgcnn import VNFeatures
 from locotrans.models.locotrans import EquivariantBranch, InvariantBranch, LocoTrans
-from locotrans.models.locotrans_config import LocoTransConfig
+from locotrans.models.locotrans_config import BranchesConfig, LocoTransConfig
 from locotrans.models.output import (
     SegmenterOutput,
     check_category,
@@ -85,7 +85,7 @@ def join(*features: Float[Tensor, "b _"] | None) -> Float[Tensor, "b e"]:
 class PointwiseEquivariantBranch(EquivariantBranch):
     """The equivariant branch with a hidden vector for every point."""
 
-    def known_channels(self, config: LocoTransConfig) -> int:
+    def known_channels(self, config: BranchesConfig) -> int:
         """Return how many features the hidden layer takes."""
         own = 3 * sum(config.vector_widths)
         return own + super().known_channels(config) + category_channels(config)

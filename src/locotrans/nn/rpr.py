@@ -65,24 +65,20 @@ class FrameConv(nn.Module):
         return out.unflatten(0, points.shape[:2])
 
 
-class RelativePoseConv(nn.Module):
-    """Edge convolution whose neighbours are first turned into the pose of the reference point.
+class PoseRecovery(nn.Module):
+    """Eq. 15: ``x^_j = W_j(F) x_j``, a neighbour's features turned into the pose of the point.
 
-    ``x^_j = W_j(F) x_j`` (Eq. 15) with a kernel of two layers on the relative pose F, then
-    ``x'_r = max_j phi(x_r, x^_j - x_r)`` (Eq. 16).
+    The kernel has two layers on the relative pose F.
 
     Args:
         pose_channels: size of the relative pose F of an edge.
-        in_channels: features in.
-        out_channels: features out.
+        channels: features.
         refine: one more layer on ``x^_j`` (the full network has it, the light one has not).
     """
 
-    def __init__(
-        self, pose_channels: int, in_channels: int, out_channels: int, *, refine: bool = True
-    ) -> None:
+    def __init__(self, pose_channels: int, channels: int, *, refine: bool = True) -> None:
         super().__init__()
-        c = in_channels
+        c = channels
         self.basis = nn.Linear(c, c, bias=False)
         self.kernel1 = nn.Linear(pose_channels, c // 2)
         self.kernel_norm = BatchNorm(c // 2)
@@ -90,6 +86,38 @@ class RelativePoseConv(nn.Module):
         self.pose_norm = BatchNorm(c)
         self.refine = nn.Linear(c, c) if refine else None
         self.refine_norm = BatchNorm(c) if refine else None
+
+    def turn(
+        self, basis: Float[Tensor, "*batch k c"], pose: Float[Tensor, "*batch k f"]
+    ) -> Float[Tensor, "*batch k c"]:
+        """Turn neighbours' features.
+
+        Args:
+            basis: ``basis(x)`` of the neighbours.
+            pose: the relative pose of every edge.
+        """
+        kernel = self.kernel2(F.relu(self.kernel_norm(self.kernel1(pose))))
+        x_hat = F.relu(self.pose_norm(kernel * basis))
+        if self.refine is not None and self.refine_norm is not None:
+            x_hat = F.relu(self.refine_norm(self.refine(x_hat)))
+        return x_hat
+
+
+class RelativePoseConv(PoseRecovery):
+    """Edge convolution of turned neighbours: ``x'_r = max_j phi(x_r, x^_j - x_r)`` (Eq. 16).
+
+    Args:
+        pose_channels: size of the relative pose F of an edge.
+        in_channels: features in.
+        out_channels: features out.
+        refine: as in `PoseRecovery`.
+    """
+
+    def __init__(
+        self, pose_channels: int, in_channels: int, out_channels: int, *, refine: bool = True
+    ) -> None:
+        super().__init__(pose_channels, in_channels, refine=refine)
+        c = in_channels
         self.linear = nn.Linear(2 * c, out_channels, bias=False)
         self.norm = BatchNorm(out_channels)
 
@@ -147,10 +175,7 @@ class RelativePoseConv(nn.Module):
         reference = F.linear(x, w2 - w1).flatten(0, 1)
 
         def edges(rows: slice) -> Tensor:
-            kernel = self.kernel2(F.relu(self.kernel_norm(self.kernel1(pose(rows)))))
-            x_hat = F.relu(self.pose_norm(kernel * gather(basis, index[rows])))  # Eq. 15
-            if self.refine is not None and self.refine_norm is not None:
-                x_hat = F.relu(self.refine_norm(self.refine(x_hat)))
+            x_hat = self.turn(gather(basis, index[rows]), pose(rows))
             e = F.linear(x_hat, w1) + reference[rows].unsqueeze(1)
             return leaky_max(self.norm(e))  # Eq. 16
 

@@ -374,8 +374,11 @@ function fillChoices() {
   };
   const parts = scene.networks.some((network) => network.task === "parts");
   const before = $("color").value;
-  options($("color"), [["prediction", parts ? "part" : "class"], ["confidence", "confidence"],
-    ["feature", "features (principal components)"]], before || (parts ? "prediction" : "feature"));
+  const colors = [["prediction", parts ? "part" : "class"], ["confidence", "confidence"]];
+  const featured = scene.answers.some((answer) => answer.features); // some keep few points' alone
+  if (featured) colors.push(["feature", "features (principal components)"]);
+  const usual = featured && !parts ? "feature" : "prediction";
+  options($("color"), colors, colors.some(([value]) => value === before) ? before : usual);
   options($("category"), scene.categories.map((name, i) => [i, name]), scene.category);
   $("categories").hidden = !scene.categories.length;
   $("category").disabled = !live;
