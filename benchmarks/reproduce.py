@@ -29,6 +29,9 @@ from locotrans.cli.learn import STOPPED
 BAD_INPUT = 2  # exit status of `locotrans`
 LIGHT, FULL = "locotrans_dgcnn_light", "locotrans_dgcnn"
 SEGMENTERS = ("locotrans_dgcnn_{}_light", "locotrans_dgcnn_{}", "dgcnn_{}", "vn_dgcnn_{}")
+BACKBONES = [
+    f"{kind}{name}" for name in ("pointnet2", "pct", "pointmlp") for kind in ("", "locotrans_")
+]
 FREE = "--orthogonality-weight 0 --consistency-weight 0 --options frames=gram_schmidt"
 ABLATED = {  # 60 epochs each
     LIGHT: {
@@ -89,6 +92,7 @@ STUDIES: Mapping[str, Mapping[str, str]] = {
             for model, ablations in ABLATED.items()
             for name, flags in ablations.items()
         },
+        **runs("modelnet40", BACKBONES, rotations=["z"]),
         **runs("modelnet40_even", [LIGHT, FULL], rotations=["z"], recipe="_even"),
     },
     "shapenetpart": runs(

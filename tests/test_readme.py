@@ -127,7 +127,7 @@ def test_parameters_in_the_table_of_models():
         first, *more = re.findall(r"`(.*?)`", names)
         wanted = [first, *(name.replace("...", first) for name in more)]
         said |= dict(zip(wanted, re.findall(r"[\d.]+", numbers), strict=True))
-    assert len(said) == 9
+    assert len(said) == 15
     assert said == {name: f"{counts[name]:.2f}" for name in said}
     baselines = [x for n, x in counts.items() if "seg" in n and not n.startswith("locotrans")]
     assert f"| {min(baselines):.2f}-{max(baselines):.2f} M | their baselines |" in README

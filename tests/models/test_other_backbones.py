@@ -34,7 +34,7 @@ def test_layers_of_the_published_sizes():
     mean = 1024 * 512  # of the head, for the mean that is pooled besides
     assert (sizes["pct"] - mean) / 1e6 == pytest.approx(2.88, rel=0.15)
     assert (sizes["pointmlp"] - mean) / 1e6 == pytest.approx(12.6, rel=0.1)
-    assert (sizes["pointnet2"] - mean) / 1e6 == pytest.approx(1.47, rel=0.05)
+    assert (sizes["pointnet2"] - mean) / 1e6 == pytest.approx(1.48, rel=0.05)
 
 
 def test_offset_attention_by_hand():
