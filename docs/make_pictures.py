@@ -140,8 +140,7 @@ def relative_pose(model, cloud):
 def main(demo: Path) -> None:
     """Draw all of them."""
     record = json.loads((demo / "demo.json").read_text())
-    model, _ = load_weights(next(demo.glob("seed_*/locotrans")) / "weights.safetensors")
-    model.eval()
+    model, _ = load_weights(next(demo.glob("seed_*/locotrans")))
     test = load_dataset("builtin", "test", points=128, shapes=300)
     cloud = test.points[int((test.labels == test.class_names.index("chair")).nonzero()[0])]
     dense = load_dataset("builtin", "test", points=512, shapes=300)
@@ -151,7 +150,8 @@ def main(demo: Path) -> None:
     chair = dense.points[int((dense.labels == dense.class_names.index("chair")).nonzero()[0])]
     save_figure(relative_pose(model, chair), IMAGES / "rpr.png")
     save_figure(fusion(record), IMAGES / "fusion.png")
-    shutil.copyfile(demo / "poses.png", IMAGES / "poses.png")
+    for name in ("poses.png", "frames_perturbed.png"):
+        shutil.copyfile(demo / name, IMAGES / name)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def demo(tmp_path_factory):
 
 def test_demo_writes_pictures_and_record(demo):
     out, record, _ = demo
-    for name in ("frames.png", "poses.png"):
+    for name in ("frames.png", "frames_perturbed.png", "poses.png"):
         content = (out / name).read_bytes()
         assert content.startswith(b"\x89PNG")
         assert len(content) > 20_000
@@ -35,7 +35,8 @@ def test_demo_prints_a_row_for_every_network_and_what_comes_next(demo):
         assert f"│ {name}" in text
     for column in ("parameters", "seconds", "z/z", "z/SO(3)", "agreement"):
         assert column in text
-    assert str(out / "frames.png") in text
+    for picture in ("frames.png", "frames_perturbed.png", "poses.png"):
+        assert str(out / picture) in text
     assert "locotrans train" in text
 
 
@@ -55,6 +56,16 @@ def test_rotations_do_not_change_what_locotrans_says(demo):
     for name in ("LocoTrans", "LocoTrans, Gram-Schmidt"):
         assert record["networks"][name]["rotation_agreement"] > 0.95
     assert len({pose["LocoTrans"] for pose in record["poses"]}) == 1
+
+
+def test_frames_are_measured_with_noise_and_with_points_dropped(demo):
+    _, record, _ = demo
+    clean, perturbed = record["frame_consistency"], record["frame_consistency_perturbed"]
+    assert list(perturbed) == ["noise of 0.03", "30% of its points dropped"]
+    for measured in perturbed.values():
+        assert measured.keys() == clean.keys()
+        assert measured != clean
+        assert all(-1 <= x <= 1 for axes in measured.values() for x in axes.values())
 
 
 def test_a_repeated_demo_takes_up_the_finished_runs(demo):

@@ -72,8 +72,8 @@ def _explain(figure: Figure, colors: Mapping[str, Sequence[float]]) -> None:
 
 
 def frames_figure(
-    clouds: Sequence[Float[Tensor, "n 3"]],
-    frames: Mapping[str, Sequence[Float[Tensor, "n 3 3"]]],
+    clouds: Sequence[Float[Tensor, "_ 3"]],
+    frames: Mapping[str, Sequence[Float[Tensor, "_ 3 3"]]],
     notes: Mapping[str, Sequence[str]],
     title: str = "",
 ) -> Figure:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
-from locotrans.data import CloudSet, load_dataset, rotate
+from locotrans.data import CloudSet, drop_points, jitter, load_dataset, rotate
 from locotrans.geometry import AXES, random_rotations
 from locotrans.metrics import axis_consistency
 from locotrans.pictures import Answer, frames_figure, poses_figure, save_figure
@@ -33,7 +33,9 @@ NETWORKS = {
     GRAM_SCHMIDT: ("locotrans_dgcnn_light", (*SMALL, "frames=gram_schmidt")),
     DGCNN: ("dgcnn", (*HEAD, "widths=32,32,64", "embedding=256")),
 }
+KINDS = {"Gram-Schmidt": GRAM_SCHMIDT, "LCRF": LOCOTRANS}  # of frames, and whose they are
 SHOWN = ("chair", "airplane")  # classes for the pictures
+NOISE, DROPPED = 0.03, 0.3  # the greatest of the paper's, of radii and of points
 POSES = 6
 
 
@@ -54,7 +56,7 @@ def run_demo(
     """Train, test and draw; a demonstration that was cut goes on where it stopped.
 
     Args:
-        out: folder for ``frames.png``, ``poses.png``, ``demo.json`` and the runs.
+        out: folder for three pictures, ``demo.json`` and the runs.
         seed: seed of the weights, of the order of the shapes and of the poses.
         size: how much to compute.
         console: where to print.
@@ -72,13 +74,20 @@ def run_demo(
 
     with console.status("drawing"):
         consistency = _draw_frames(models, test, out / "frames.png")
+        perturbed = _draw_perturbed_frames(models, test, seed, out / "frames_perturbed.png")
         poses = _draw_poses(models, test, seed, out / "poses.png")
-    record = {"networks": figures, "frame_consistency": consistency, "poses": poses}
+    record = {
+        "networks": figures,
+        "frame_consistency": consistency,
+        "frame_consistency_perturbed": perturbed,
+        "poses": poses,
+    }
     write_json(out / "demo.json", record)
     console.print(
-        f"\nPictures: {out / 'frames.png'} and {out / 'poses.png'}; all figures: "
-        f"{out / 'demo.json'}.\nNext: `locotrans train --data builtin --epochs 30 --out "
-        "runs/first` trains the paper's light network; `locotrans list` names the others.",
+        f"\nPictures: {out / 'frames.png'}, {out / 'frames_perturbed.png'} and "
+        f"{out / 'poses.png'}; all figures: {out / 'demo.json'}.\n"
+        "Next: `locotrans train --data builtin --epochs 30 --out runs/first` trains the paper's "
+        "light network; `locotrans list` names the others.",
         soft_wrap=True,
     )
     return record
@@ -136,25 +145,66 @@ def _table(figures: Mapping[str, Mapping[str, Any]], size: DemoSize) -> Table:
 
 
 @torch.inference_mode()
+def _frames_of(
+    models: Mapping[str, nn.Module], clouds: Tensor
+) -> dict[str, tuple[Tensor, dict[str, float]]]:
+    """Return the frames of both networks that have some, and how far neighbours agree on axes."""
+    found = {}
+    for kind, name in KINDS.items():
+        output = models[name](clouds)
+        u1, u2, _ = axis_consistency(output.frames, output.neighbors).tolist()
+        found[kind] = output.frames, {"u1": u1, "u2": u2}
+    return found
+
+
 def _draw_frames(models: Mapping[str, nn.Module], test: CloudSet, path: Path) -> dict[str, Any]:
     """Draw the frames of two shapes as in the paper's Fig. 5; measure them over the test set."""
     shown = [_first(test, name) for name in SHOWN]
-    panels, notes, measured = {}, {}, {}
-    for kind, name in (("Gram-Schmidt", GRAM_SCHMIDT), ("LCRF", LOCOTRANS)):
-        output = models[name](test.points)
-        u1, u2, _ = axis_consistency(output.frames, output.neighbors).tolist()
-        measured[name] = {"u1": u1, "u2": u2}
-        panels[kind] = [output.frames[i] for i in shown]
-        notes[kind] = [f"consistency {value:.2f}" for value in (u1, u2)]
+    found = _frames_of(models, test.points)
     figure = frames_figure(
         [test.points[i] for i in shown],
-        panels,
-        notes,
+        {kind: [frames[i] for i in shown] for kind, (frames, _) in found.items()},
+        {
+            kind: [f"consistency {value:.2f}" for value in measured.values()]
+            for kind, (_, measured) in found.items()
+        },
         "The two axes of the frames of two networks, each trained with its own kind "
         "(consistency: mean cosine with the neighbours' axis, all test shapes)",
     )
     save_figure(figure, path)
-    return measured
+    return {KINDS[kind]: measured for kind, (_, measured) in found.items()}
+
+
+def _draw_perturbed_frames(
+    models: Mapping[str, nn.Module], test: CloudSet, seed: int, path: Path
+) -> dict[str, Any]:
+    """Draw the frames of a shape with noise, and with points dropped, as in the paper's Fig. 7."""
+    index, points = _first(test, SHOWN[0]), test.points
+    generator = torch.Generator().manual_seed(derive_seed(seed, index))
+    clouds = {
+        f"noise of {NOISE}": jitter(points, NOISE, generator=generator),
+        f"{DROPPED:.0%} of its points dropped": drop_points(
+            points, round(DROPPED * points.shape[1]), generator=generator
+        ),
+    }
+    found = {name: _frames_of(models, perturbed) for name, perturbed in clouds.items()}
+    figure = frames_figure(
+        [perturbed[index] for perturbed in clouds.values()],
+        {kind: [of[kind][0][index] for of in found.values()] for kind in KINDS},
+        {
+            kind: [
+                "consistency " + ", ".join(f"{of[kind][1][axis]:.2f}" for of in found.values())
+                for axis in ("u1", "u2")
+            ]
+            for kind in KINDS
+        },
+        f"The same networks on a {SHOWN[0]} with {' (above) and with '.join(clouds)} (below)",
+    )
+    save_figure(figure, path)
+    return {
+        name: {KINDS[kind]: measured for kind, (_, measured) in of.items()}
+        for name, of in found.items()
+    }
 
 
 @torch.inference_mode()
