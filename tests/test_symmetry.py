@@ -32,7 +32,7 @@ SMALL = {
 SMALL_BASELINE = {"k": 5, "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
 LOCOTRANS = [name for name in list_models("classification") if name.startswith("locotrans_dgcnn")]
 OTHERS = ("pointnet2", "pct", "pointmlp")  # backbones that keep few points
-SMALL_PATCHES = {"patch": 5, "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
+SMALL_PATCHES = {"patches": (5, 6), "widths": (8, 10), "embedding": 16, "head_widths": (12, 8)}
 HEADS = ("logits", "invariant", "equivariant", "fused")
 MIRROR = torch.diag(torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64))
 VARIANTS = list(product(get_args(FrameKind), get_args(RelativePose), (True, False), (True, False)))
@@ -128,6 +128,8 @@ def test_each_symmetry_by_itself(name, training):
 @pytest.mark.parametrize("backbone", OTHERS)
 def test_other_backbones_through_frames(backbone, pose, training):
     options = {**SMALL, **SMALL_PATCHES, "relative_pose": pose}
+    if backbone == "pointmlp":
+        options["widths"] = (8,)  # of two stages, too
     model = trained(f"locotrans_{backbone}", **options).train(training)
     points = random_clouds()
     assert_invariant(model, points, output=heads, rotations=2)
@@ -160,14 +162,15 @@ def test_vn_dgcnn_is_invariant_under_reflections_too(training):
     [
         ("dgcnn", SMALL_BASELINE),
         ("pointnet", {"head_widths": (12, 8)}),
-        *((name, SMALL_PATCHES) for name in OTHERS),
+        *((name, SMALL_PATCHES) for name in OTHERS if name != "pointmlp"),
+        ("pointmlp", {**SMALL_PATCHES, "widths": (8,)}),
     ],
 )
 def test_plain_networks_are_not_invariant(name, options):
     model = trained(name, **options).eval()
     points = random_clouds()
     with pytest.raises(AssertionError, match=r"not invariant.*logits under a rotation by"):
-        assert_invariant(model, points, tolerance=1e-2)
+        assert_invariant(model, points, tolerance=1e-4)
     assert_permutation_invariant(model, points)
     assert_batch_independent(model, points)
 

@@ -29,7 +29,7 @@ NETWORKS = {
     "light": ("locotrans_dgcnn_light", {**SMALL, "reference_point": True}),
     "coordinates": ("locotrans_dgcnn", {**SMALL, "relative_pose": "coordinates"}),
     "no pose": ("locotrans_dgcnn", {**SMALL, "relative_pose": "none"}),
-    "patches": ("locotrans_pct", {**SMALL, "patch": 4}),
+    "patches": ("locotrans_pct", {**SMALL, "patches": (4, 3)}),
     "vn_dgcnn": ("vn_dgcnn", {"k": 4, "widths": (5, 6), "embedding": 9, "head_widths": (16, 8)}),
     "dgcnn": ("dgcnn", {"k": 4, "widths": (16, 32), "embedding": 24, "head_widths": (16, 8)}),
 }

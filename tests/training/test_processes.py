@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.run import get_args_parser
 
 from locotrans import create_model
 from locotrans.losses import classification_losses
-from locotrans.training import train
+from locotrans.training import TrainConfig, train
 from locotrans.training.config import to_json
 from locotrans.training.processes import any_process
 
@@ -190,3 +194,16 @@ def test_a_batch_that_cannot_be_shared_is_refused(tiny, monkeypatch):
     monkeypatch.setattr("locotrans.training.run.processes", lambda: 3)
     with pytest.raises(ValueError, match="batch_size 8 must be a multiple of the 3 processes"):
         train(tiny)
+
+
+def test_torchrun_takes_no_flag_of_ours_for_its_own():
+    """As it does without the two dashes: --even could be --event-log-handler."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    command = re.search(r"`torchrun (.*) \.\.\.`", readme)
+    start = shlex.split(command.group(1))
+    for field in dataclasses.fields(TrainConfig):
+        flag = "--" + field.name.replace("_", "-")
+        given = get_args_parser().parse_args([*start, flag, "x"])
+        assert given.module
+        assert given.training_script == "locotrans"
+        assert given.training_script_args == ["train", flag, "x"]

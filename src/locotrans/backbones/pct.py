@@ -6,7 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locotrans.backbones.protocol import PatchBackbone
 from locotrans.nn.dense import Dense
+from locotrans.nn.edge import PointLayer
 from locotrans.nn.patches import PLAIN, Cloud, PatchFeatures, Sight, Stem, make_patches, rows
 
 ATTENTIONS = 4
@@ -33,28 +35,17 @@ class OffsetAttention(nn.Module):
         return x + self.layer(x - weights @ self.value(x))
 
 
-class PCT(nn.Module):
-    """Two stages of patches, each of half of the points, and four layers of attention.
-
-    Args:
-        widths: features of a centre behind each stage of patches.
-        channels: features of every point that is left, before they are pooled.
-        patch: points of a patch.
-        sight: how clouds are seen.
-
-    Symmetry: none; SO(3)-invariant where frames are given.
-    """
+class PCT(PatchBackbone):
+    """Two stages of patches, each of half of the points, and four layers of attention."""
 
     def __init__(
         self,
         widths: Sequence[int] = (128, 256),
         channels: int = 1024,
-        patch: int = 32,
+        patches: Sequence[int] = (32, 32),
         sight: Sight = PLAIN,
     ) -> None:
-        super().__init__()
-        self.channels = channels
-        self.patch = patch
+        super().__init__(channels, patches, stages=len(widths))
         start, last = widths[0] // 2, widths[-1]
         before = [start, *widths[:-1]]
         self.stem = Stem(start, sight)
@@ -65,23 +56,21 @@ class PCT(nn.Module):
         self.stages = nn.ModuleList(
             nn.Sequential(Dense(2 * c, d), Dense(d, d)) for c, d in zip(before, widths, strict=True)
         )
+        self.before = nn.Sequential(Dense(last, last), Dense(last, last))
         self.attentions = nn.ModuleList(OffsetAttention(last) for _ in range(ATTENTIONS))
-        self.last = Dense(ATTENTIONS * last, channels)
-
-    def forward(self, points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left."""
-        return self.of_cloud(Cloud(points))
+        self.last = PointLayer((ATTENTIONS + 1) * last, channels)
 
     def of_cloud(self, cloud: Cloud) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left, of a cloud seen in any way."""
+        """Return the features of the points that are left."""
         x = self.start(self.stem(cloud))
-        for features, stage in zip(self.features, self.stages, strict=True):
-            patches = make_patches(cloud, 2, self.patch)
+        for features, stage, size in zip(self.features, self.stages, self.patches, strict=True):
+            patches = make_patches(cloud, 2, size)
             near = features(x, cloud, patches)
-            own = rows(x, patches.centers).unsqueeze(2).expand_as(near)
-            x = stage(torch.cat([near - own, own], dim=-1)).max(dim=2).values
+            center = rows(x, patches.centers).unsqueeze(2).expand_as(near)
+            x = stage(torch.cat([near - center, center], dim=-1)).max(dim=2).values
             cloud = patches.cloud
-        gathered = []
+        gathered = [x]
+        x = self.before(x)
         for attention in self.attentions:
             x = attention(x)
             gathered.append(x)

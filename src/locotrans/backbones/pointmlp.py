@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locotrans.backbones.protocol import PatchBackbone
 from locotrans.nn.dense import Dense, Residual
 from locotrans.nn.patches import PLAIN, Cloud, PatchFeatures, Sight, Stem, make_patches, rows
 
@@ -39,48 +40,35 @@ class PatchMLP(nn.Module):
         """Return the features of the centres, and these."""
         patches = make_patches(cloud, 2, self.patch)
         near = self.features(x, cloud, patches)
-        own = rows(x, patches.centers).unsqueeze(2).expand_as(near)
-        e = near - own
-        size = (e.float().square().mean(dim=(1, 2, 3), keepdim=True) + SMALLEST).sqrt().to(e)
-        e = torch.cat([self.scale * e / size + self.shift, own], dim=-1)
+        center = rows(x, patches.centers).unsqueeze(2).expand_as(near)
+        e = near - center
+        exact = e.to(torch.promote_types(e.dtype, torch.float32))
+        size = (exact.square().mean(dim=(1, 2, 3), keepdim=True) + SMALLEST).sqrt().to(e)
+        e = torch.cat([self.scale * e / size + self.shift, center], dim=-1)
         x = self.inside(self.transfer(e)).max(dim=2).values
         return self.behind(x), patches.cloud
 
 
-class PointMLP(nn.Module):
-    """Stages of patches, each of half of the points of the one before.
-
-    Args:
-        widths: features of a centre behind each stage but the last.
-        channels: and behind that.
-        patch: points of a patch.
-        sight: how clouds are seen.
-
-    Symmetry: none; SO(3)-invariant where frames are given.
-    """
+class PointMLP(PatchBackbone):
+    """Stages of patches, each of half of the points that the one before has left."""
 
     def __init__(
         self,
         widths: Sequence[int] = (128, 256, 512),
         channels: int = 1024,
-        patch: int = 24,
+        patches: Sequence[int] = (24, 24, 24, 24),
         sight: Sight = PLAIN,
     ) -> None:
-        super().__init__()
-        self.channels = channels
+        super().__init__(channels, patches, stages=len(widths) + 1)
         before, behind = [widths[0] // 2, *widths], [*widths, channels]
         self.stem = Stem(before[0], sight)
         self.stages = nn.ModuleList(
-            PatchMLP(c, d, patch, sight, layer)
-            for layer, (c, d) in enumerate(zip(before, behind, strict=True))
+            PatchMLP(c, d, size, sight, layer)
+            for layer, (c, d, size) in enumerate(zip(before, behind, self.patches, strict=True))
         )
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left."""
-        return self.of_cloud(Cloud(points))
-
     def of_cloud(self, cloud: Cloud) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left, of a cloud seen in any way."""
+        """Return the features of the points that are left."""
         x = self.stem(cloud)
         for stage in self.stages:
             x, cloud = stage(x, cloud)

@@ -7,20 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locotrans.backbones.protocol import PatchBackbone
 from locotrans.nn.dense import Dense
 from locotrans.nn.patches import PLAIN, Cloud, PatchFeatures, Sight, make_patches, offsets
 
 
-class PointNet2(nn.Module):
+class PointNet2(PatchBackbone):
     """Patches of half of the points, of a quarter of these, and all that are left together.
 
-    Args:
-        widths: features of a centre behind each stage of patches.
-        channels: features of every point that is left, before they are pooled.
-        patch: points of a patch.
-        sight: how clouds are seen.
-
-    Symmetry: none; SO(3)-invariant where frames are given.
     Differs: a patch holds the nearest points; as published, the first ones of a ball, repeated
         where they are few, which depends on the order of the points and on the unit.
     """
@@ -29,12 +23,10 @@ class PointNet2(nn.Module):
         self,
         widths: Sequence[int] = (128, 256),
         channels: int = 1024,
-        patch: int = 32,
+        patches: Sequence[int] = (32, 64),
         sight: Sight = PLAIN,
     ) -> None:
-        super().__init__()
-        self.channels = channels
-        self.patch = patch
+        super().__init__(channels, patches, stages=len(widths))
         self.features = nn.ModuleList(
             PatchFeatures(c, sight, layer) for layer, c in enumerate(widths[:-1])
         )
@@ -43,21 +35,18 @@ class PointNet2(nn.Module):
         )
         self.last = layers(3 + widths[-1], channels // 4, channels // 2, channels)
 
-    def forward(self, points: Float[Tensor, "b n 3"]) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left."""
-        return self.of_cloud(Cloud(points))
-
     def of_cloud(self, cloud: Cloud) -> Float[Tensor, "b m c"]:
-        """Return the features of the points that are left, of a cloud seen in any way."""
-        patches = make_patches(cloud, 2, self.patch)
+        """Return the features of the points that are left."""
+        patches = make_patches(cloud, 2, self.patches[0])
         first, *further = self.stages
         x = first(offsets(cloud, patches)).max(dim=2).values
-        for features, stage in zip(self.features, further, strict=True):
+        for features, stage, size in zip(self.features, further, self.patches[1:], strict=True):
             cloud = patches.cloud.detached()  # frames get their gradient above
-            patches = make_patches(cloud, 4, self.patch)
+            patches = make_patches(cloud, 4, size)
             e = torch.cat([offsets(cloud, patches), features(x, cloud, patches)], dim=-1)
             x = stage(e).max(dim=2).values
-        return self.last(torch.cat([patches.cloud.detached().own, x], dim=-1))
+        left = patches.cloud.detached()
+        return self.last(torch.cat([left.seen_from_itself, x], dim=-1))
 
 
 def layers(*widths: int) -> nn.Sequential:

@@ -51,7 +51,7 @@ def train_command(arguments: Sequence[str]) -> Callable[..., None]:
         """Train a model; a run that was cut goes on if its command is repeated.
 
         Under torchrun, processes share every batch:
-        torchrun --nproc-per-node 2 -m locotrans train ...
+        torchrun --nproc-per-node 2 -m -- locotrans train ...
 
         Args:
             flags: The settings of the run.

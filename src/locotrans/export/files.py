@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from locotrans.certify.onnx_file import INSTALL, OnnxNetwork
 from locotrans.kernels import set_kernels
+from locotrans.models.baselines import BackboneConfig
 
 SUFFIXES = (".onnx", ".pt2")
 HEADER = "locotrans"  # key of the file's metadata
@@ -57,10 +58,10 @@ def export_network(
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in {' or '.join(SUFFIXES)}")
-    if hasattr(network.config, "patch"):
+    if isinstance(network.config, BackboneConfig):
         raise ValueError(
-            "networks on PointNet++, PCT and PointMLP cannot be exported: they choose points one "
-            "after the other, the more the larger the cloud; export one on DGCNN"
+            "networks on PointNet++, PCT and PointMLP cannot be exported: a file cannot choose "
+            "farthest points of clouds of any size; export one on DGCNN"
         )
     if path.suffix == ".onnx":
         _require_onnx(path)

@@ -4,16 +4,13 @@ DGCNN, VN-DGCNN, PointNet, and those that it builds LocoTrans on besides: PointN
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from locotrans.backbones.dgcnn import DGCNN
-from locotrans.backbones.pct import PCT
-from locotrans.backbones.pointmlp import PointMLP
 from locotrans.backbones.pointnet import PointNet
-from locotrans.backbones.pointnet2 import PointNet2
 from locotrans.backbones.protocol import Backbone
 from locotrans.backbones.vn_dgcnn import VNDGCNN
 from locotrans.geometry.vectors import center
@@ -22,7 +19,6 @@ from locotrans.models.output import ClassifierOutput, check_points
 from locotrans.nn.edge import max_mean_pool
 from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.invariants import VNInvariants
-from locotrans.nn.patches import PLAIN, Sight
 
 
 @dataclass(frozen=True)
@@ -76,14 +72,12 @@ class PointNetConfig:
 
 @dataclass(frozen=True)
 class BackboneConfig:
-    """PointNet++, PCT or PointMLP: a backbone that keeps ever fewer points."""
+    """PointNet++, PCT or PointMLP: backbones that keep ever fewer points."""
 
-    backbone: Literal["pointnet2", "pct", "pointmlp"] = "pointnet2"
-    """Which one."""
-    patch: int = 32
-    """Points of a patch, its centre included."""
+    patches: tuple[int, ...] = (32, 32)
+    """Points of a patch in each stage, its centre included."""
     widths: tuple[int, ...] = (128, 256)
-    """Features of a centre behind each stage of patches (PointMLP: each but the last)."""
+    """Features of a centre behind the stages (of PointMLP, each but the last)."""
     embedding: int = 1024
     """Features of every point that is left."""
     head_widths: tuple[int, ...] = (512, 256)
@@ -168,12 +162,7 @@ def build_pointnet(num_classes: int, config: PointNetConfig) -> PointClassifier:
     return PointClassifier(num_classes, config, PointNet())
 
 
-def make_backbone(config: BackboneConfig, sight: Sight = PLAIN) -> Any:
-    """Make the backbone that a config names."""
-    kinds: dict[str, Any] = {"pointnet2": PointNet2, "pct": PCT, "pointmlp": PointMLP}
-    return kinds[config.backbone](config.widths, config.embedding, config.patch, sight)
-
-
-def build_backbone(num_classes: int, config: BackboneConfig) -> PointClassifier:
+def build_backbone(kind: Any, num_classes: int, config: BackboneConfig) -> PointClassifier:
     """Build a classifier on PointNet++, PCT or PointMLP."""
-    return PointClassifier(num_classes, config, make_backbone(config))
+    backbone = kind(config.widths, config.embedding, config.patches)
+    return PointClassifier(num_classes, config, backbone)

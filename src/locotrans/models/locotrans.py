@@ -7,6 +7,7 @@ branch (`InvariantBranch`) sees the cloud through the frames. Attention fuses bo
 What can be chosen is in `locotrans_config`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -215,7 +216,7 @@ class LocoTrans(nn.Module):
     """
 
     equivariant_type: type[EquivariantBranch] = EquivariantBranch
-    invariant_type: type[nn.Module] = InvariantBranch
+    invariant_type: Callable[[Any], nn.Module] = InvariantBranch
 
     def __init__(self, num_classes: int, config: BranchesConfig) -> None:
         super().__init__()

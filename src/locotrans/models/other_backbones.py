@@ -7,12 +7,14 @@ the features of neighbours, these are turned first (`locotrans.nn.patches`).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from locotrans.models.baselines import BackboneConfig, make_backbone
+from locotrans.backbones import PCT, PointMLP, PointNet2
+from locotrans.models.baselines import BackboneConfig
 from locotrans.models.locotrans import EquivariantOutput, LocoTrans
 from locotrans.models.locotrans_config import BranchesConfig
 from locotrans.nn.edge import max_mean_pool
@@ -36,11 +38,12 @@ class BackboneBranch(nn.Module):
     Gradient: reaches the frames through the first layer only; RPR takes them detached.
     """
 
-    def __init__(self, config: LocoTransBackboneConfig) -> None:
+    def __init__(self, kind: Any, config: LocoTransBackboneConfig) -> None:
         super().__init__()
         self.widths = config.vector_widths
-        turned = config.relative_pose == "equivariant"
-        self.backbone = make_backbone(config, Sight(True, self.widths if turned else ()))
+        turned = self.widths if config.relative_pose == "equivariant" else ()
+        sight = Sight(through_frames=True, vector_widths=turned)
+        self.backbone = kind(config.widths, config.embedding, config.patches, sight)
         self.hidden = HeadLayer(
             2 * config.embedding, config.head_widths[0], config.dropout, bias=False
         )
@@ -58,12 +61,24 @@ class BackboneBranch(nn.Module):
         return None, self.hidden(max_mean_pool(self.backbone.of_cloud(cloud)))
 
 
-class LocoTransBackbone(LocoTrans):
-    """The LocoTrans classifier on another backbone.
+class LocoTransPointNet2(LocoTrans):
+    """LocoTrans on PointNet++.
 
     Symmetry: as of `LocoTrans`.
     Degenerate: where several points are equally far from those chosen, the order of the points or,
         in float32, rounding decides which one becomes a centre.
     """
 
-    invariant_type = BackboneBranch
+    invariant_type = partial(BackboneBranch, PointNet2)
+
+
+class LocoTransPCT(LocoTrans):
+    """LocoTrans on PCT, which has the properties of `LocoTransPointNet2`."""
+
+    invariant_type = partial(BackboneBranch, PCT)
+
+
+class LocoTransPointMLP(LocoTrans):
+    """LocoTrans on PointMLP, which has the properties of `LocoTransPointNet2`."""
+
+    invariant_type = partial(BackboneBranch, PointMLP)

@@ -76,7 +76,7 @@ def agreed_config(
         raise ValueError(
             f"the weights of {name} tell {facts['num_classes']} classes apart, not {num_classes}; "
             "leave num_classes out, or train with your own classes "
-            f"(locotrans train --model {name} --start {name})"
+            f"(locotrans train --model {name} --start-from {name})"
         )
     for key, value in config.items():
         if key not in trained:

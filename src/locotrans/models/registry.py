@@ -3,10 +3,12 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from torch import nn
 
+from locotrans.backbones import PCT, PointMLP, PointNet2
 from locotrans.models.baselines import (
     BackboneConfig,
     DGCNNConfig,
@@ -19,7 +21,12 @@ from locotrans.models.baselines import (
 )
 from locotrans.models.locotrans import LocoTrans
 from locotrans.models.locotrans_config import LIGHT, LocoTransConfig
-from locotrans.models.other_backbones import LocoTransBackbone, LocoTransBackboneConfig
+from locotrans.models.other_backbones import (
+    LocoTransBackboneConfig,
+    LocoTransPCT,
+    LocoTransPointMLP,
+    LocoTransPointNet2,
+)
 from locotrans.models.pretrained import agreed_config, load_pretrained, pretrained_weights
 from locotrans.models.segmentation import (
     LIGHT_PARTS,
@@ -56,15 +63,13 @@ _MODELS: dict[str, Entry] = {
     "pointnet": Entry(build_pointnet, PointNetConfig()),
     "vn_dgcnn": Entry(VNClassifier, VNDGCNNConfig()),
 }
-_BACKBONES: dict[str, dict[str, Any]] = {
-    "pointnet2": {},
-    "pct": {},
-    "pointmlp": {"patch": 24, "widths": (128, 256, 512)},
-}
-for _name, _options in _BACKBONES.items():
-    _options["backbone"] = _name
-    _MODELS[_name] = Entry(build_backbone, BackboneConfig(**_options))
-    _MODELS[f"locotrans_{_name}"] = Entry(LocoTransBackbone, LocoTransBackboneConfig(**_options))
+for _name, _backbone, _network, _options in (
+    ("pointnet2", PointNet2, LocoTransPointNet2, {"patches": (32, 64)}),
+    ("pct", PCT, LocoTransPCT, {}),
+    ("pointmlp", PointMLP, LocoTransPointMLP, {"patches": (24,) * 4, "widths": (128, 256, 512)}),
+):
+    _MODELS[_name] = Entry(partial(build_backbone, _backbone), BackboneConfig(**_options))
+    _MODELS[f"locotrans_{_name}"] = Entry(_network, LocoTransBackboneConfig(**_options))
 for _name, _build, _config, _suffix in (
     ("dgcnn", DGCNNSegmenter, DGCNNSegmenterConfig(), ""),
     ("vn_dgcnn", VNSegmenter, VNDGCNNSegmenterConfig(), ""),

@@ -29,7 +29,7 @@ class Cloud(NamedTuple):
     """The graph of the points, where frames see them first."""
 
     @property
-    def own(self) -> Float[Tensor, "b n 3"]:
+    def seen_from_itself(self) -> Float[Tensor, "b n 3"]:
         """The coordinates of each point, seen from itself: ``U_r^T p_r``."""
         if self.frames is None:
             return self.points
@@ -114,10 +114,10 @@ class PatchFeatures(nn.Module):
         """Gather, and turn, the features of a cloud's points."""
         if self.recovery is None:
             return gather(x, patches.neighbors)
-        v, own = cloud.vectors[self.layer], patches.cloud.vectors[self.layer]
+        v, v_r = cloud.vectors[self.layer], patches.cloud.vectors[self.layer]
         frames = patches.cloud.frames
         assert frames is not None
-        pose = to_frame(frames.detach(), gather(v, patches.neighbors) - own.unsqueeze(2))
+        pose = to_frame(frames.detach(), gather(v, patches.neighbors) - v_r.unsqueeze(2))  # Eq. 17
         return self.recovery.turn(gather(self.recovery.basis(x), patches.neighbors), pose)
 
 

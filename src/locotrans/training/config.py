@@ -44,7 +44,7 @@ class TrainConfig:
     options: tuple[str, ...] = ()
     """Options of the model as KEY=VALUE, for example k=10 frames=gram_schmidt, beside those of the
     preset."""
-    start: str | None = None
+    start_from: str | None = None
     """Weights to begin with instead of random ones: a run folder, a weights file, or the name of
     weights that come with the package. Layers that belong to single classes begin anew, unless the
     classes are the same. A tenth of the usual --lr keeps what the others know."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,6 @@ from locotrans.training.config import (
     STEP,
     TrainConfig,
     derive_seed,
-    portable,
 )
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.folder import CHECKPOINT, WEIGHTS, check_folder, locked
@@ -38,6 +38,7 @@ from locotrans.training.parts import in_parts
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, read_metrics, write_json
 from locotrans.training.run import Run
+from locotrans.training.start_from import described, locate
 
 SETTLING = 100  # batches that the statistics of an averaged network are taken from, at most
 
@@ -81,6 +82,8 @@ def train(
 
 def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[str, Any]:
     """Do as `train`, until a moment of the monotonic clock."""
+    if config.start_from is not None:
+        config = replace(config, start_from=locate(config.start_from))
     if process() == 0:
         check_folder(config)
     record, weights = config.out / "record.json", config.out / WEIGHTS
@@ -106,6 +109,9 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
     run.open_folder()
     before = run.step
     start = f"from step {run.step}" if run.step else "from the start"
+    if run.start is not None and not run.step:
+        fresh = f", new layers: {', '.join(run.start['fresh'])}" if run.start["fresh"] else ""
+        start = f"from the weights of a {described(run.start)}{fresh}"
     axis = f" (about the {run.train_set.up} axis)" if config.rotation == "z" else ""
     console.print(
         f"training {config.model} on {config.data}, rotation {config.rotation}{axis}, "
@@ -114,10 +120,6 @@ def carry_out(run: Run, console: Console, deadline: float) -> None:
         soft_wrap=True,
         markup=False,
     )
-    if run.start is not None and run.step == 0:
-        fresh = f"; new layers: {', '.join(run.start['fresh'])}" if run.start["fresh"] else ""
-        weights = f"beginning with the weights of {run.start['weights']}{fresh}"
-        console.print(weights, soft_wrap=True, markup=False)
     bar = Progress(console=console, disable=not console.is_terminal)
     with bar, finishing_steps() as interrupted:
         run_epochs(run, bar, deadline, interrupted)
@@ -223,7 +225,7 @@ def finish(run: Run) -> None:
             "the checkpoint is of the last; restore it, or train again in another --out"
         )
     record = make_record(
-        portable(run.config),
+        run.settings,
         lines[-1]["evaluation"],
         run.train_set.source,
         run.train_set.up,

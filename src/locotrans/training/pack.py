@@ -1,6 +1,7 @@
 """A finished run becomes weights that can be shipped: small, described, with a model card."""
 
 import hashlib
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from locotrans.training.checkpoint import find_weights, read_tensors, write_tens
 from locotrans.training.evaluate import TITLES
 from locotrans.training.presets import PRESETS, deviations, read_config
 from locotrans.training.record import read_json, write_atomically, write_json
+from locotrans.training.start_from import described
 
 
 def pack(run: Path, out: Path | None = None, *, replace: bool = False) -> Path:
@@ -55,6 +57,7 @@ def pack(run: Path, out: Path | None = None, *, replace: bool = False) -> Path:
         "record": record,
     }
     config = read_config(run / "config.json")
+    config = replace_fields(config, start_from=record["config"].get("start_from"))
     recipe = "the defaults of locotrans"
     if config.preset:
         recipe = f"the preset {config.preset} ({PRESETS[config.preset].title})"
@@ -64,6 +67,17 @@ def pack(run: Path, out: Path | None = None, *, replace: bool = False) -> Path:
     write_json(path.with_suffix(".json"), facts)
     write_atomically(path.with_suffix(".md"), text.encode())
     return path
+
+
+def began_with(record: dict[str, Any]) -> list[str]:
+    """Write a line for the card on the weights that the run began with, if it did."""
+    if "start" not in record:
+        return []
+    start = record["start"]
+    return [
+        f"- **Began** with the weights of a {described(start)} (tensors SHA-256 "
+        f"{start['sha256']}); the terms of their data apply, too."
+    ]
 
 
 def preprocessing(header: dict[str, Any]) -> str:
@@ -126,6 +140,7 @@ def card(facts: dict[str, Any], recipe: str) -> str:
         f"- **Data**: SHA-256 {record['data_checksums']['train']} (train), "
         f"{evaluation['data_checksum']} ({evaluation['split']}). The data set's own terms "
         "apply to what is made from it.",
+        *began_with(record),
         f"- **File**: SHA-256 {facts['sha256']}; matrices in float16.",
         "",
         f"In percent, on {samples} ({evaluation['split']} split), rotation "

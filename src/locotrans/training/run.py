@@ -32,7 +32,7 @@ from locotrans.training.evening import evened
 from locotrans.training.folder import CHECKPOINT, WEIGHTS
 from locotrans.training.held_out import load_data
 from locotrans.training.record import environment, find_device, write_atomically, write_json
-from locotrans.training.start import start_from
+from locotrans.training.start_from import described, load_start, take_over
 from locotrans.training.step import Step, frequency_offsets
 from locotrans.training.tasks import (
     build_model,
@@ -61,6 +61,9 @@ class Run:
                 "take --precision float32, or --device cuda where there is one"
             )
         options = parse_options(config.model, config.options)
+        start = None
+        if config.start_from is not None and not self.checkpoint_path.exists():
+            start = load_start(config.start_from)
         self.train_set, self.held_out = name_parts(config.model, *load_data(config))
         if config.batch_size % processes():
             raise ValueError(
@@ -83,8 +86,8 @@ class Run:
                         "belong to their places; leave it out"
                     )
         self.start: dict[str, Any] | None = None  # what is known of the weights that it began with
-        if config.start is not None and not self.checkpoint_path.exists():
-            self.start = start_from(model, config.model, config.start, self.train_set)
+        if start is not None:
+            self.start = take_over(model, config.model, start, self.train_set)
         self.model = model.to(self.device)
         self.average = WeightAverage(model, config.averaging) if config.averaging > 0 else None
         self.points = self.train_set.points.to(self.device)
@@ -150,6 +153,12 @@ class Run:
     def result(self) -> nn.Module:
         """The network that is evaluated and stored: the averaged one where there is one."""
         return self.model if self.average is None else self.average.model
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, for a record: of given weights, what they are and not where they lay."""
+        begun = None if self.start is None else described(self.start)
+        return {**portable(self.config), "start_from": begun}
 
     @property
     def metrics_path(self) -> Path:
@@ -270,6 +279,6 @@ class Run:
             "epochs": self.config.epochs,
             "step": self.step,
             "seconds": self.seconds,
-            "settings": portable(self.config),
+            "settings": self.settings,
             **({} if self.start is None else {"start": self.start}),
         }

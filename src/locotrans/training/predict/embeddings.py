@@ -80,7 +80,7 @@ def embeddings_of(model: torch.nn.Module, per_point: bool, clouds: Tensor) -> np
     output = model(clouds)
     values = output.point_features if per_point else output.embedding
     if values is None:
-        what = "features of points" if per_point else "embedding"
+        what = "features of all points, since it keeps few" if per_point else "embedding"
         raise ValueError(f"{type(model).__name__} gives no {what}")
     return values.float().cpu().numpy()
 

@@ -17,6 +17,7 @@ from locotrans.training.checkpoint import read_tensors
 from locotrans.training.config import to_json
 from locotrans.training.pack import pack
 from locotrans.training.run import Run
+from locotrans.training.start_from import knows
 
 QUIET = Console(file=io.StringIO())
 
@@ -30,7 +31,7 @@ def still(config: TrainConfig) -> TrainConfig:
 def fruit(tiny, own_folder, uncut):
     """A run on three classes of one's own, from weights for the built-in ones."""
     return dataclasses.replace(
-        tiny, data="folder", root=own_folder, shapes=None, test_shapes=None, start=str(uncut)
+        tiny, data="folder", root=own_folder, shapes=None, test_shapes=None, start_from=str(uncut)
     )
 
 
@@ -43,6 +44,8 @@ def test_all_but_the_last_layers_are_taken_over(fruit, uncut):
     assert new == {name for name in parameters if "logits" in name}
     assert all(torch.equal(x, before[name]) for name, x in parameters.items() if name not in new)
     assert record["start"] == facts["start"]
+    assert record["config"]["start_from"] == "locotrans_dgcnn_light on builtin"
+    assert str(uncut) not in json.dumps(record)
     header = read_tensors(uncut / "weights.safetensors")[1]
     assert record["start"]["sha256"] == header["sha256"]
     assert record["start"]["data"] == "builtin"
@@ -50,7 +53,7 @@ def test_all_but_the_last_layers_are_taken_over(fruit, uncut):
 
 
 def test_of_the_same_classes_all_is_taken_over(tiny, uncut):
-    run = Run(dataclasses.replace(tiny, start=str(uncut), averaging=0.9))
+    run = Run(dataclasses.replace(tiny, start_from=str(uncut), averaging=0.9))
     before = read_tensors(uncut / "weights.safetensors")[0]
     for network in (run.model, run.result):
         assert all(torch.equal(x, before[name]) for name, x in network.state_dict().items())
@@ -74,11 +77,11 @@ def test_a_run_that_was_cut_needs_them_no_more(fruit, uncut, tmp_path):
         record = train(fruit, QUIET)
     finally:
         moved.rename(uncut)
-    assert record["start"]["weights"] == str(uncut)
+    assert record["start"]["data"] == "builtin"
     one, other = (read_tensors(x.out / "weights.safetensors")[0] for x in (fruit, whole))
     assert all(torch.equal(x, other[name]) for name, x in one.items())
-    with pytest.raises(ValueError, match=r"start was .*, is None"):
-        train(dataclasses.replace(fruit, start=None), QUIET)
+    with pytest.raises(ValueError, match=r"start_from was .*, is None"):
+        train(dataclasses.replace(fruit, start_from=None), QUIET)
 
 
 def test_other_networks_are_refused_with_what_to_say(tiny, uncut):
@@ -88,9 +91,9 @@ def test_other_networks_are_refused_with_what_to_say(tiny, uncut):
         ({"options": (*tiny.options, "append_mean=true")}, "add --options append_mean=false"),
     ):
         with pytest.raises(ValueError, match=remedy):
-            train(dataclasses.replace(tiny, start=str(uncut), **changes), QUIET)
+            train(dataclasses.replace(tiny, start_from=str(uncut), **changes), QUIET)
         assert not tiny.out.exists()
-    free = dataclasses.replace(tiny, start=str(uncut), options=(*tiny.options, "dropout=0.1"))
+    free = dataclasses.replace(tiny, start_from=str(uncut), options=(*tiny.options, "dropout=0.1"))
     assert Run(free).start is not None
 
 
@@ -119,7 +122,7 @@ def test_parts_of_other_categories(tiny, own_folder):
             path.with_suffix(".seg").write_text(labels)
     own = dataclasses.replace(
         still(parts), data="folder", root=own_folder, shapes=None, test_shapes=None,
-        start=str(parts.out), out=own_folder.parent / "fruit",
+        start_from=str(parts.out), out=own_folder.parent / "fruit",
     )  # fmt: skip
     record = train(own, QUIET)
     assert record["start"]["fresh"] == ["logits", "category"]
@@ -133,13 +136,70 @@ def test_parts_of_other_categories(tiny, own_folder):
 def test_weights_of_the_package_by_name(fruit, uncut, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "shelf")
     pack(uncut)
-    settings = {**to_json(fruit), "start": "locotrans_dgcnn_light"}
+    settings = {**to_json(fruit), "start_from": "locotrans_dgcnn_light"}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(settings))
     main(["train", "--config", str(file)])
-    assert "beginning with the weights of locotrans_dgcnn_light; new layers: logits" in (
-        capsys.readouterr().out
-    )
+    said = capsys.readouterr().out
+    assert "from the weights of a locotrans_dgcnn_light on builtin, new layers: logits" in said
     assert load_dataset("folder", "train", root=fruit.root, points=16).class_names == tuple(
         load_weights(fruit.out)[1]["class_names"]
     )
+    with pytest.raises(SystemExit):
+        main(["train", "--start-from", "nothing", "--out", str(tmp_path / "other")])
+    wanted = "nothing: there is no such run folder or weights file"
+    said = capsys.readouterr().err
+    assert wanted in said
+    assert "name weights that come with locotrans: locotrans_dgcnn_light" in said
+
+
+def test_a_checkpoint_with_averaged_weights(tiny, tmp_path):
+    averaged = dataclasses.replace(tiny, averaging=0.5, out=tmp_path / "averaged")
+    with pytest.raises(Stopped):
+        train(averaged, QUIET, stop_after=0.0)
+    tensors, header = read_tensors(averaged.out / "checkpoint.safetensors")
+    path = str(averaged.out / "checkpoint.safetensors")
+    record = train(dataclasses.replace(still(tiny), start_from=path), QUIET)
+    assert record["start"]["step"] == header["step"] == 1
+    weights = read_tensors(tiny.out / "weights.safetensors")[0]
+    names = [name for name in weights if name.endswith("weight")]
+    assert all(torch.equal(weights[name], tensors[f"average/{name}"]) for name in names)
+    assert not all(torch.equal(weights[name], tensors[name]) for name in names)
+
+
+def test_a_chain_is_told_whole_and_seeds_of_it_are_one_recipe(fruit, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("locotrans.training.report.document.network_cost", lambda *_: (1, 2))
+    train(fruit, QUIET)
+    runs = [
+        dataclasses.replace(
+            fruit, start_from=str(fruit.out), seed=seed, out=tmp_path / f"again{seed}"
+        )
+        for seed in (0, 1)
+    ]
+    for run in runs:
+        record = train(run, QUIET)
+        assert record["start"]["fresh"] == []
+        assert record["start"]["start"]["data"] == "builtin"
+        whole = "locotrans_dgcnn_light on folder after locotrans_dgcnn_light on builtin"
+        assert record["config"]["start_from"] == whole
+    main(["report", *(str(run.out) for run in runs)])
+    said = capsys.readouterr().out
+    assert f"start_from {whole}" in said
+    assert "(2)" in said
+    assert str(tmp_path) not in said
+    card = pack(runs[0].out, tmp_path / "shelf").with_suffix(".md").read_text()
+    assert f"- **Began** with the weights of a {whole}" in card
+    assert str(tmp_path) not in card
+
+
+def test_numbers_are_the_same_classes_in_one_data_set_only(tiny, own_folder):
+    data = load_dataset("folder", "train", root=own_folder, points=16)
+    numbered = dataclasses.replace(data, part_names=("0", "1"))
+    facts = {"data": "folder:up=y", "class_names": list(data.class_names), "part_names": ["0", "1"]}
+    assert knows(facts, "part_names", numbered)
+    assert not knows({**facts, "class_names": ["mug"]}, "part_names", numbered)
+    assert not knows({**facts, "data": "csv"}, "part_names", numbered)
+    assert not knows({**facts, "part_names": ["0", "1", "2"]}, "part_names", numbered)
+    authors = {"data": "folder", "class_names": ["0", "1", "2"]}  # as after `locotrans convert`
+    assert knows(authors, "class_names", data)
+    assert not knows({**authors, "data": "modelnet40"}, "class_names", data)
