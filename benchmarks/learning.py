@@ -41,12 +41,17 @@ def learn(config: TrainConfig, mode: str) -> dict[str, Any]:
     """Train a network, and return what it reached at its last epoch."""
     setting, precision = MODES[mode]
     with kernels(setting):
-        record = train(replace(config, precision=precision), Console(file=io.StringIO()))
-    last = json.loads((config.out / "metrics.jsonl").read_text().splitlines()[-1])
+        train(replace(config, precision=precision), Console(file=io.StringIO()))
+    return {"mode": mode, **reached(config.out)}
+
+
+def reached(folder: Path) -> dict[str, Any]:
+    """Return what a finished run reached at its last epoch."""
+    record = json.loads((folder / "record.json").read_text())
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     heads = record["evaluation"]["heads"]
     return {
-        "mode": mode,
-        "seed": config.seed,
+        "seed": record["seed"],
         **{name: heads[name]["overall_accuracy"] for name in HEADS if name in heads},
         "training accuracy": last["accuracy"],
         "training loss": last["total"],
@@ -54,13 +59,13 @@ def learn(config: TrainConfig, mode: str) -> dict[str, Any]:
     }
 
 
-def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each mode: means over its seeds, and how far these are from each other."""
+def summary(runs: Sequence[dict[str, Any]], kind: str = "mode") -> list[dict[str, Any]]:
+    """Return a row for each mode, or other kind of runs: means over its seeds, and their spread."""
     rows = []
-    for mode in dict.fromkeys(run["mode"] for run in runs):
-        some = [run for run in runs if run["mode"] == mode]
+    for mode in dict.fromkeys(run[kind] for run in runs):
+        some = [run for run in runs if run[kind] == mode]
         answers = [run["combined"] for run in some]
-        row = {"mode": mode, "seeds": len(some), "accuracy": statistics.mean(answers)}
+        row = {kind: mode, "seeds": len(some), "accuracy": statistics.mean(answers)}
         if len(some) > 1:
             row["standard error"] = statistics.stdev(answers) / len(some) ** 0.5
         row |= {"least": min(answers), "most": max(answers)}

@@ -16,6 +16,7 @@ from locotrans import create_model
 from locotrans.data import export, load_dataset
 from locotrans.training.checkpoint import write_tensors
 from locotrans.training.config import parse_options, to_json
+from locotrans.training.folder import locked
 from locotrans.training.loop import Stopped
 from locotrans.training.report import read_results, render
 
@@ -35,6 +36,7 @@ import reproduce
 import retrieval
 import speed
 import timing
+import trials
 from edge_by_edge import EdgeByEdge
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -429,6 +431,52 @@ def test_learning_names_a_mode_that_there_is_not(mode, capsys):
     with pytest.raises(SystemExit):
         learning.main([f"--modes=plain,{mode}", "--device=cpu"])
     assert f"no mode '{mode}' on cpu; there: plain" in capsys.readouterr().err
+
+
+HELD_OUT = (
+    "--data builtin --model dgcnn --shapes 40 --points 24 --epochs 2 --batch-size 16 "
+    "--validation 0.2"
+)
+
+
+def test_trials_go_on_and_fail_one_by_one(tmp_path, capsys):
+    file, out = tmp_path / "trials.json", tmp_path / "record.json"
+    compared = {"plain": "", "wrong": "--scale 0", "mirrored": "--mirror"}
+    file.write_text(json.dumps({"common": HELD_OUT, "trials": compared}))
+    command = [str(file), "--runs", str(tmp_path / "runs"), "--device=cpu", "--out", str(out)]
+    assert trials.main([*command, "--stop-after=0"]) == 3
+    assert "no run is finished yet" in capsys.readouterr().out
+    with locked(tmp_path / "runs" / "claims" / "mirrored_s0"):  # as by another process
+        assert trials.main(command) == 2  # the wrong one
+        assert [row["trial"] for row in json.loads(out.read_text())["results"]["runs"]] == ["plain"]
+    assert trials.main([*command, "--seeds=2"]) == 2
+    results = json.loads(out.read_text())["results"]
+    assert [(row["trial"], row["seeds"]) for row in results["trials"]] == [
+        ("plain", 2),
+        ("mirrored", 2),
+    ]
+    assert results["flags"]["mirrored"] == f"{HELD_OUT} --mirror"
+    losses = {run["training loss"] for run in results["runs"]}
+    assert len(losses) == 4  # other seeds and other settings
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"common": "--epochs 1", "trials": {"a": ""}}', "'a' lacks --validation"),
+        ('{"common": "--validation 0.2", "trials": {"a/b": ""}}', "'a/b' cannot be the name"),
+        ('{"trials": {"a": ""}}', "KeyError('common')"),
+        ("{", "it holds"),
+    ],
+)
+def test_trials_refuse_a_file(tmp_path, capsys, text, reason):
+    file = tmp_path / "trials.json"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        trials.main([str(file), "--runs", str(tmp_path / "runs")])
+    message = capsys.readouterr().err
+    assert reason in message
+    assert str(file) in message
 
 
 def test_alignment_finds_the_same_points_again():
