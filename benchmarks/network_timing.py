@@ -2,7 +2,7 @@
 
 import argparse
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from locotrans import create_model
 from locotrans.geometry.products import float32_products
 from locotrans.kernels import set_kernels
 from locotrans.training.config import TrainConfig
+from locotrans.training.memory import keep_freed_memory
 from locotrans.training.step import Step
 
 MODELS = {"full": "locotrans_dgcnn", "light": "locotrans_dgcnn_light"}
@@ -109,37 +110,78 @@ class OfOneCategory(nn.Module):
         return self.network(points, category)
 
 
+def training_step(
+    name: str,
+    device: torch.device,
+    batch: int,
+    points: int,
+    k: int,
+    precision: str = "float32",
+    graph: bool = True,
+) -> Callable[[], Tensor]:
+    """Return what takes a step as training does, on a GPU recorded or not, and gives its loss."""
+    x = clouds(batch, points, device)
+    labels = torch.arange(batch, device=device) % 40
+    if name in SEGMENTERS:
+        labels = (torch.arange(batch * points, device=device) % PARTS).view(batch, points)
+    model = network(name, k, device).train()
+    config = TrainConfig(precision=precision, lr=0.001)
+    step = Step(model, config, device)
+
+    def take() -> Tensor:
+        if graph or device.type != "cuda":
+            return step(x, labels, config.lr)["total"]
+        return dict(zip(*step._take(x, labels, {}), strict=True))["total"]  # not recorded
+
+    return take
+
+
 def train_row(
     args: argparse.Namespace, name: str, mode: str, batch: int, points: int, k: int
 ) -> Row:
     """Time a training step in a mode such as "fast, mixed"."""
     device, fast = args.device, mode.startswith("fast")
     with kernels("auto" if fast else "off"), peak_memory(device) as peak:
-        x = clouds(batch, points, device)
-        labels = torch.arange(batch, device=device) % 40
-        if name in SEGMENTERS:
-            labels = (torch.arange(batch * points, device=device) % PARTS).view(batch, points)
-        model = network(name, k, device).train()
-        config = TrainConfig(precision="mixed" if mode.endswith("mixed") else "float32", lr=0.001)
-        step = Step(model, config, device)
-
-        def take() -> dict[str, Tensor]:
-            if fast or device.type != "cuda":
-                return step(x, labels, config.lr)
-            return dict(zip(*step._take(x, labels, {}), strict=True))  # not recorded
-
+        precision = "mixed" if mode.endswith("mixed") else "float32"
+        take = training_step(name, device, batch, points, k, precision, graph=fast)
         first = seconds_of(take, device)
         timing = measure(take, device, args.seconds, args.rounds)
-        total = float(take()["total"])
-    if total != total:
-        raise ArithmeticError("the loss is nan: the time of such a step means nothing")
+        _check_loss(take())
     return {
         **_describe(name, mode, batch, points, k, timing.median),
         "spread": _spread(timing.low, timing.high),
-        "launch": "graph" if fast else "eager",
+        "launch": "graph" if fast and device.type == "cuda" else "eager",
         **peak,
         "first step s": first,
     }
+
+
+def cpu_train_row(args: argparse.Namespace, name: str, batch: int, points: int, k: int) -> Row:
+    """Time training steps on the CPU, by the loops and by the plain code, in turns."""
+    keep_freed_memory()  # as training does
+    take = training_step(name, args.device, batch, points, k)
+
+    def plain() -> Tensor:
+        with kernels("off"):
+            return take()
+
+    for function in (take, plain):
+        _check_loss(function())
+    samples = interleaved({"ours": take, "plain": plain}, args.device, args.seconds, args.rounds)
+    times = {key: value.summary() for key, value in samples.items()}
+    speed_up = ratio(samples["plain"], samples["ours"])
+    return {
+        **_describe(name, "float32", batch, points, k, times["ours"].median),
+        "plain ms": 1000 * times["plain"].median,
+        "speed-up": speed_up.median,
+        "from-to": f"{speed_up.low:.2f}-{speed_up.high:.2f}",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _check_loss(total: Tensor) -> None:
+    if float(total) != float(total):
+        raise ArithmeticError("the loss is nan: the time of such a step means nothing")
 
 
 def inference_rows(

@@ -7,7 +7,8 @@
 Sections:
     train       a whole training step (forward, five losses, backward, SGD), by the `Step` that
                 training uses. plain: kernels off, float32, launched from Python; fast: kernels,
-                mixed precision, recorded as a CUDA graph.
+                mixed precision, recorded as a CUDA graph. On the CPU: the loops and the plain code
+                in turns, and the memory of each in a process of its own.
     inference   plain, and the kernels in float32, with TF32 products, and with bfloat16; launched
                 from Python ("eager", with the check of the points, which waits for the GPU) and
                 replayed as a CUDA graph. On the CPU: against `edge_by_edge`, in turns.
@@ -47,9 +48,11 @@ from network_timing import (
     TF32_GRAPH,
     Row,
     cpu_inference_row,
+    cpu_train_row,
     inference_rows,
     network,
     train_row,
+    training_step,
 )
 from timing import (
     arguments,
@@ -66,6 +69,8 @@ from timing import (
 )
 
 from locotrans.geometry.products import float32_products
+from locotrans.kernels import set_kernels
+from locotrans.training.memory import keep_freed_memory
 
 SECTIONS = {  # and what each measures
     "train": "a whole training step",
@@ -75,7 +80,7 @@ SECTIONS = {  # and what each measures
     "parts": "the networks for part segmentation",
     "large": "one large cloud, time and memory",
 }
-CPU_SECTIONS = ("inference", "scaling", "large")  # unless others are asked for
+CPU_SECTIONS = ("train", "inference", "scaling", "large")  # unless others are asked for
 
 TRAINING = ("plain, float32", "fast, float32", "fast, mixed")
 
@@ -83,11 +88,38 @@ Job = Callable[[], Iterable[Row]]  # gives some rows of a table
 
 
 def train_jobs(args: argparse.Namespace) -> Iterator[Job]:
-    modes = TRAINING if args.device.type == "cuda" else TRAINING[:1]
     for name in args.models:
         for batch in args.batches:
-            for mode in modes:
+            if args.device.type != "cuda":
+                yield partial(_one, cpu_training_row, args, name, batch, args.points, args.k)
+                continue
+            for mode in TRAINING:
                 yield partial(_one, train_row, args, name, mode, batch, args.points, args.k)
+
+
+def cpu_training_row(args: argparse.Namespace, name: str, batch: int, points: int, k: int) -> Row:
+    """Time steps of the loops and of the plain code in turns, and say what memory each takes."""
+    row = cpu_train_row(args, name, batch, points, k)
+    for setting, what in {"auto": "GiB", "off": "plain GiB"}.items():
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            given = (name, setting, batch, points, k, args.threads)
+            row[what] = pool.submit(cpu_step_memory, *given).result()
+    return row
+
+
+def cpu_step_memory(
+    name: str, setting: str, batch: int, points: int, k: int, threads: int
+) -> float:
+    """Return what two training steps added to the memory of this process, in GiB."""
+    torch.set_num_threads(threads)
+    set_kernels(setting)
+    keep_freed_memory()
+    training_step(name, torch.device("cpu"), 2, 2 * k, k)()  # loads what is compiled
+    take = training_step(name, torch.device("cpu"), batch, points, k)
+    before = most_resident()
+    for _ in range(2):
+        take()
+    return most_resident() - before
 
 
 def inference_jobs(args: argparse.Namespace) -> Iterator[Job]:
@@ -147,10 +179,12 @@ def parts_jobs(args: argparse.Namespace) -> Iterator[Job]:
     small = (min(args.batches), args.points, args.k)
     size = small if args.quick and not cuda else (16, 2048, 40)
     for name in SEGMENTERS:
-        for mode in TRAINING if cuda else TRAINING[:1]:
+        if not cuda:
+            yield partial(_one, cpu_training_row, args, name, *size)
+            continue
+        for mode in TRAINING:
             yield partial(_one, train_row, args, name, mode, *size)
-        if cuda:
-            yield partial(inference_rows, args, name, *size)
+        yield partial(inference_rows, args, name, *size)
 
 
 def large_jobs(args: argparse.Namespace) -> Iterator[Job]:

@@ -145,8 +145,8 @@ def test_update_bn_takes_the_mean_over_all_batches(device, monkeypatch):
     model, points, _, _ = draw("light", True, 0, device)
     exact, points = copy.deepcopy(model).double(), points[:4, :5]
     switch(monkeypatch, True)
-    for other in ("kernels", "loops"):  # which take longer than all the rest
-        monkeypatch.setattr(f"locotrans.nn.graph.use_{other}", lambda x: False)
+    for other in ("use_kernels", "has_loops"):  # which take longer than all the rest
+        monkeypatch.setattr(f"locotrans.nn.graph.{other}", lambda x: False)
     update_bn(points.split(2), model)
     update_bn(points.double().split(2), exact)
     for (name, a), b in zip(model.named_buffers(), exact.buffers(), strict=True):

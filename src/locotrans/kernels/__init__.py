@@ -1,9 +1,10 @@
 """Fused kernels for a few functions of `locotrans.geometry` and `locotrans.nn`.
 
 Each has the plain PyTorch code as its specification, and is used in its place: on a CUDA device for
-float32 and bfloat16 tensors, by Triton; on a CPU for float32 tensors in evaluation without
-gradients, by Numba. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`, decides:
-"auto" (the default) or "off". Without Triton or Numba, or anywhere else, the plain code runs.
+float32 and bfloat16 tensors, by Triton; on a CPU for float32 tensors in training, and in evaluation
+without gradients, by Numba. The environment variable ``LOCOTRANS_KERNELS``, or `set_kernels`,
+decides: "auto" (the default) or "off". Without Triton or Numba, or anywhere else, the plain code
+runs.
 Where several processes train together, the kernels take the statistics of batch norm, and the means
 of the consistency loss, over the shapes of all of them, as the plain code does.
 """
@@ -43,16 +44,35 @@ def use_kernels(x: Tensor) -> bool:
 def use_loops(x: Tensor, *, training: bool = False) -> bool:
     """Say whether the compiled loops of the CPU are to be used for a tensor like ``x``.
 
+    They have no gradients, and batch norm with fixed statistics; `use_learning_loops` is for
+    training.
+
     Args:
         x: the tensor.
         training: whether a batch norm of the layer, whatever the layer's own mode, is in training.
+    """
+    return not training and not torch.is_grad_enabled() and has_loops(x)
+
+
+def use_learning_loops(x: Tensor, *, training: bool) -> bool:
+    """Say whether the loops for training on a CPU are to be used for a tensor like ``x``.
+
+    Args:
+        x: the tensor.
+        training: whether all batch norms of the layer are in training.
+    """
+    return training and has_loops(x)
+
+
+def has_loops(x: Tensor) -> bool:
+    """Say whether there are compiled loops of the CPU for a tensor like ``x``.
+
+    Those that find neighbours, which have no gradients, are used wherever this holds.
     """
     return (
         _setting == "auto"
         and x.device.type == "cpu"
         and x.dtype == torch.float32
-        and not training
-        and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")  # whose bfloat16 numpy does not know
         and not torch.compiler.is_compiling()  # which compiles the plain code
         and _has_numba

@@ -7,6 +7,7 @@ time as the cache holds. Reference points are shared out among torch's threads.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -57,7 +58,7 @@ def point_layer(
     x: Float[Tensor, "*batch c"], bias: Float[Tensor, " d"], weight: Float[Tensor, "c d"]
 ) -> Float[Tensor, "*batch d"]:
     """Return the leaky ReLU of ``x W + bias``."""
-    rows, (bias_,) = x.reshape(-1, x.shape[-1]), _arrays(bias)
+    rows, (bias_,) = x.reshape(-1, x.shape[-1]), as_arrays(bias)
     out = x.new_empty(len(rows), len(bias))
 
     def work(first: int, last: int) -> None:
@@ -83,7 +84,7 @@ def vn_edge_conv(
     u, w = product(v, w1.mT), product(v, (w2 - w1).mT)
     scale, shift = (F.pad(x, (0, fill)) for x in fold(norm))
     out = v.new_empty(len(v), 3, d + fill)
-    arrays = _arrays(u, w, index, scale, shift, out)
+    arrays = as_arrays(u, w, index, scale, shift, out)
     share_out(lambda *rows: loops.vn_edges(*arrays, *rows), len(v))
     return out[..., :d].contiguous()
 
@@ -110,7 +111,7 @@ def vn_layer(
         offset = F.linear(mean.reshape(-1, *mean.shape[-2:]), shared[0])
     n = max(1, len(vectors) // len(offset))
     out = v.new_empty(len(vectors), 3, len(parts[0]))
-    (offset_,), arrays = _arrays(offset), _arrays(*fold(norm), out)
+    (offset_,), arrays = as_arrays(offset), as_arrays(*fold(norm), out)
     weight = own.mT.contiguous()
     _by_products(vectors, weight, lambda pq, *rows: loops.vn_points(pq, offset_, n, *arrays, *rows))
     return out.reshape(*v.shape[:-1], out.shape[-1])
@@ -145,7 +146,7 @@ def edge_conv(
     u = product(x, (scale[:, None] * w1).mT)
     w = product(x, (scale[:, None] * (w2 - w1)).mT) + shift
     out = torch.empty_like(w)
-    arrays = _arrays(u, w, index, out)
+    arrays = as_arrays(u, w, index, out)
     share_out(lambda *rows: loops.edge_max(*arrays, *rows), len(w))
     return out
 
@@ -158,7 +159,7 @@ def frame_conv(
 ) -> Float[Tensor, "m d"]:
     """Return the leaky ReLU of ``max_j matrix_r (p_j - p_r) + offset_r``."""
     out = points.new_empty(len(points), matrix.shape[-1])
-    arrays = _arrays(points, matrix, offset, index, out)
+    arrays = as_arrays(points, matrix, offset, index, out)
     share_out(lambda *rows: loops.frame_max(*arrays, *rows), len(points))
     return out
 
@@ -191,8 +192,8 @@ def rpr_conv(
     (m, k), d, c, pose = index.shape, reference.shape[1], basis.shape[1], len(w1)
     b2, w2 = b2 * norm[0], w2 * norm[0]
     out = torch.empty_like(reference)
-    v_, frames_, index_, reference_, out_ = _arrays(v, frames, index, reference, out)
-    b1_, b2_, basis_, shift_ = _arrays(b1, b2, basis, norm[1])
+    v_, frames_, index_, reference_, out_ = as_arrays(v, frames, index, reference, out)
+    b1_, b2_, basis_, shift_ = as_arrays(b1, b2, basis, norm[1])
     step = max(1, min(m, CACHE // (k * max(d, pose))))
 
     def work(first: int, stop: int) -> None:
@@ -219,7 +220,7 @@ def max_mean_pool(x: Float[Tensor, "b n c"]) -> Float[Tensor, "b c2"]:
     """Return the maximum and the mean over the points, concatenated."""
     b, n, c = x.shape
     largest, total = x.new_empty(b, c), x.new_empty(b, c)
-    for cloud in zip(*_arrays(x, largest, total), strict=True):
+    for cloud in zip(*as_arrays(x, largest, total), strict=True):
         loops.max_sum(*cloud)
     return torch.cat([largest, total / n], dim=-1)
 
@@ -230,10 +231,11 @@ def pool_projections(
     """Return maximum and mean over the points of the inner products of v with z_1, z_2, z_3."""
     b, n, _, c = v.shape
     largest, total = v.new_empty(b, 3, c), v.new_empty(b, 3, c)
-    for cloud in zip(*_arrays(v, z, largest, total), strict=True):
+    for cloud in zip(*as_arrays(v, z, largest, total), strict=True):
         loops.pool(*cloud)
     return largest, total / n
 
 
-def _arrays(*tensors: Tensor) -> list[object]:
+def as_arrays(*tensors: Tensor) -> list[Any]:
+    """Return tensors as Numba takes them; what is written to must be contiguous."""
     return [tensor.detach().contiguous().numpy() for tensor in tensors]

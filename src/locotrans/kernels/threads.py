@@ -74,17 +74,23 @@ def _raise_elsewhere(threads: int) -> None:
     _other.submit(torch.set_num_threads, threads).result()
 
 
-def share_out(work: Callable[[int, int], None], rows: int) -> None:
+def share_out(work: Callable[[int, int], None], rows: int, unit: int = 1) -> None:
     """Call ``work(start, stop)`` for parts of the rows, one in each of torch's threads.
 
     There are no gradients in them, and it is inference mode where it is here. Where another thread
     is sharing out already, all is done in this one.
+
+    Args:
+        work: what is done.
+        rows: how many there are.
+        unit: how many stay together.
     """
-    threads = min(getattr(_here, "threads", torch.get_num_threads()), rows // ALONE)
+    units = rows // unit
+    threads = min(getattr(_here, "threads", torch.get_num_threads()), rows // ALONE, units)
     if threads <= 1 or not _busy.acquire(blocking=False):
         work(0, rows)
         return
-    bounds = [rows * i // threads for i in range(threads + 1)]
+    bounds = [unit * (units * i // threads) for i in range(threads)] + [rows]
     inference = torch.is_inference_mode_enabled()
 
     def part(start: int, stop: int) -> None:

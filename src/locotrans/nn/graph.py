@@ -4,7 +4,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from locotrans.geometry.neighbors import farthest_points, knn, knn_features
-from locotrans.kernels import use_kernels, use_loops
+from locotrans.kernels import has_loops, use_kernels
 
 FEW = 4096  # points of which all distances are found sooner than a k-d tree answers
 
@@ -15,10 +15,10 @@ def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
         from locotrans.kernels.knn import nearest
 
         return nearest(points.detach(), k, coordinates=True)
-    if use_loops(points) and k <= points.shape[1] <= FEW:
+    if has_loops(points) and k <= points.shape[1] <= FEW:
         from locotrans.kernels import cpu_knn
 
-        return cpu_knn.knn(points, k)
+        return cpu_knn.knn(points.detach(), k)
     return knn(points, k)
 
 
@@ -28,10 +28,10 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
         from locotrans.kernels.knn import nearest
 
         return nearest(x.detach(), k, coordinates=False)
-    if use_loops(x) and k <= x.shape[1]:
+    if has_loops(x) and k <= x.shape[1]:
         from locotrans.kernels import cpu_knn
 
-        return cpu_knn.knn_features(x, k)
+        return cpu_knn.knn_features(x.detach(), k)
     return knn_features(x, k)
 
 
@@ -42,8 +42,8 @@ def farthest(points: Float[Tensor, "b n 3"], m: int) -> Int[Tensor, "b m"]:
 
         if points.shape[1] <= kernel.MOST:
             return kernel.farthest(points, m)
-    if use_loops(points):
+    if has_loops(points):
         from locotrans.kernels import farthest_loops
 
-        return farthest_loops.farthest(points, m)
+        return farthest_loops.farthest(points.detach(), m)
     return farthest_points(points, m)

@@ -9,7 +9,13 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length, safe_normalize
-from locotrans.kernels import product_precision, stored_dtype, use_kernels, use_loops
+from locotrans.kernels import (
+    product_precision,
+    stored_dtype,
+    use_kernels,
+    use_learning_loops,
+    use_loops,
+)
 from locotrans.nn.edge import by_rows, leaky_max
 from locotrans.nn.lcrf import to_frame
 from locotrans.nn.norm import BatchNorm
@@ -156,6 +162,10 @@ class RelativePoseConv(PoseRecovery):
         index, flat, U = global_index(neighbors), v.flatten(0, 1), frames.flatten(0, 1)
         if use_loops(x, training=self._learns()):
             return self._by_loops(x, flat, index, U)
+        wanted = torch.is_grad_enabled() and frames.requires_grad
+        fits = 3 * v.shape[-1] == self.kernel1.in_features
+        if use_learning_loops(x, training=all(self._modes())) and fits and not wanted:
+            return self._by_learning_loops(x, flat, index, U)
 
         def pose(rows: slice) -> Tensor:
             return to_frame(U[rows], gather(flat, index[rows]) - flat[rows].unsqueeze(1))
@@ -233,6 +243,27 @@ class RelativePoseConv(PoseRecovery):
             cpu.fold(self.pose_norm),
             (scale[:, None] * w1).mT.contiguous(),
         )
+        return out.unflatten(0, x.shape[:2])
+
+    def _by_learning_loops(
+        self,
+        x: Float[Tensor, "b n c"],
+        v: Float[Tensor, "m 3 cv"],
+        index: Int[Tensor, "m k"],
+        frames: Float[Tensor, "m 3 3"],
+    ) -> Float[Tensor, "b n d"]:
+        from locotrans.kernels import learning_rpr
+
+        w1, w2 = self.linear.weight.chunk(2, dim=-1)
+        layers = [
+            (self.kernel1, self.kernel_norm.statistics()),
+            (self.kernel2, self.pose_norm.statistics()),
+        ]
+        if self.refine is not None and self.refine_norm is not None:
+            layers.append((self.refine, self.refine_norm.statistics()))
+        basis, reference = self.basis(x).flatten(0, 1), F.linear(x, w2 - w1).flatten(0, 1)
+        points = (basis, reference, v, frames, index, x.shape[1])
+        out = learning_rpr.rpr_conv(*points, w1, self.norm.statistics(), layers)
         return out.unflatten(0, x.shape[:2])
 
     def _fused(

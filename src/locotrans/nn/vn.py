@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from locotrans.geometry.neighbors import gather, global_index
 from locotrans.geometry.vectors import safe_length
-from locotrans.kernels import use_kernels, use_loops
+from locotrans.kernels import use_kernels, use_learning_loops, use_loops
 from locotrans.nn.edge import SLOPE, by_rows, edge_products, multiply
 from locotrans.nn.norm import BatchNorm
 
@@ -241,6 +241,11 @@ class VNEdgeConv(nn.Module):
             out = cpu.vn_edge_conv(v.flatten(0, 1), index, linear, direction, self.norm.norm)
             return out.unflatten(0, v.shape[:2])
         u, w = edge_products(v.flatten(0, 1), torch.cat(parts))  # (m, 3, 2 d) each
+        if use_learning_loops(v, training=self.norm.norm.training):
+            from locotrans.kernels import learning_vn
+
+            norm = self.norm.norm.statistics()
+            return learning_vn.vn_edge_conv(u, w, index, v.shape[1], norm).unflatten(0, v.shape[:2])
 
         def edges(rows: slice) -> Tensor:
             p, q = (gather(u, index[rows]) + w[rows].unsqueeze(1)).chunk(2, dim=-1)

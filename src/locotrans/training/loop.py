@@ -34,6 +34,7 @@ from locotrans.training.config import (
 from locotrans.training.evaluate import evaluate, main_figure
 from locotrans.training.folder import CHECKPOINT, WEIGHTS, check_folder, locked
 from locotrans.training.interrupt import finishing_steps
+from locotrans.training.memory import keep_freed_memory
 from locotrans.training.parts import in_parts
 from locotrans.training.processes import any_process, joined_processes, wait_for_processes
 from locotrans.training.record import append_line, make_record, read_json, read_metrics, write_json
@@ -94,6 +95,8 @@ def train_until(config: TrainConfig, console: Console, deadline: float) -> dict[
     if config.even:
         console.print("evening the clouds out", markup=False)
     run = Run(config)
+    if run.device.type == "cpu":
+        keep_freed_memory()
     with ExitStack() as stack:
         if process() == 0:
             stack.enter_context(locked(config.out))

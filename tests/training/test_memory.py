@@ -1,0 +1,33 @@
+"""Memory of training on a CPU."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+CHECK = """
+import resource
+import torch
+from locotrans.training.memory import keep_freed_memory
+
+def pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(4):
+        torch.ones(2**26)  # 256 MiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = pages()
+keep_freed_memory()
+torch.ones(2**26)
+print(given_back, pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_that_is_freed_is_not_mapped_anew():
+    result = subprocess.run(
+        [sys.executable, "-c", CHECK], capture_output=True, text=True, check=True
+    )
+    given_back, kept = map(int, result.stdout.split())
+    assert kept < given_back / 100
