@@ -1,10 +1,13 @@
 """Training by the compiled loops of the CPU against the plain code that specifies it."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from locotrans import create_model
 from locotrans.kernels import set_kernels, use_learning_loops
@@ -13,7 +16,7 @@ from locotrans.nn.norm import BatchNorm
 
 pytest.importorskip("numba", reason="Numba is not installed")
 
-from locotrans.kernels import learning_rpr, learning_vn
+from locotrans.kernels import learning_rpr, learning_stages, learning_vn
 
 # clouds, points, k
 SIZES = [(2, 1, 1), (1, 2, 1), (2, 37, 5), (1, 70, 64), (3, 300, 20), (5, 33, 2)]
@@ -92,6 +95,66 @@ def agrees(layer, inputs, others=(), *, centred=()):
 def test_vector_edges(b, n, k, channels):
     v = torch.randn(b, n, 3, channels[0])
     agrees(prepared(VNEdgeConv(*channels)), [v], [graph(b, n, k)])
+
+
+@pytest.mark.parametrize("refine", [True, False])
+def test_clouds_in_several_parts(monkeypatch, refine):
+    monkeypatch.setattr(learning_stages, "CACHE", 588)  # numbers: 7 points of 37 at a time
+    layer = prepared(RelativePoseConv(12, 8, 21, refine=refine))
+    inputs, others = [torch.randn(3, 37, 8), torch.randn(3, 37, 3, 4)], [graph(3, 37, 4)]
+    agrees(layer, inputs, [*others, rotations(3, 37)], centred=["kernel1.bias", "refine.bias"])
+
+
+def test_weights_of_zero_behind_the_last_product():
+    layer = prepared(RelativePoseConv(12, 8, 6))
+    with torch.no_grad():
+        layer.norm.weight[:3] = 0  # all edges tie: the first one counts
+    inputs, others = [torch.randn(2, 30, 8), torch.randn(2, 30, 3, 4)], [graph(2, 30, 4)]
+    agrees(layer, inputs, [*others, rotations(2, 30)], centred=["kernel1.bias", "refine.bias"])
+
+
+def test_checkpoints_recompute():
+    """Their hooks let a saved tensor be taken out once."""
+    layer = prepared(RelativePoseConv(12, 8, 21))
+    x, v = torch.randn(2, 30, 8).requires_grad_(), torch.randn(2, 30, 3, 4).requires_grad_()
+    inputs = (x, v, graph(2, 30, 4), rotations(2, 30))
+    expected = torch.autograd.grad(layer(*inputs).square().sum(), [x, v])
+    out = checkpoint(layer, *inputs, use_reentrant=False)
+    for found, wanted in zip(
+        torch.autograd.grad(out.square().sum(), [x, v]), expected, strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_two_backward_passes_add_up():
+    layer = prepared(VNEdgeConv(3, 6))
+    v = torch.randn(2, 20, 3, 3).requires_grad_()
+    out = layer(v, graph(2, 20, 4)).square().sum()
+    (once,) = torch.autograd.grad(out, v, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(out, v)[0], once)
+
+
+def test_a_backward_pass_under_autocast():
+    layer = prepared(RelativePoseConv(12, 8, 21))
+    x, v = torch.randn(2, 30, 8).requires_grad_(), torch.randn(2, 30, 3, 4)
+    out = layer(x, v, graph(2, 30, 4), rotations(2, 30)).square().sum()
+    (expected,) = torch.autograd.grad(out, x, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        (found,) = torch.autograd.grad(out, x)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+
+
+def test_functional_derivatives_go_by_the_plain_code():
+    model = create_model("locotrans_dgcnn_light", 5, k=4).eval()
+    points = torch.randn(1, 24, 3)
+
+    def score(x):
+        return model(x).logits[0, 0]
+
+    found = torch.func.grad(score)(points)
+    expected = points.clone().requires_grad_()
+    score(expected).backward()
+    torch.testing.assert_close(found, expected.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_vector_edges_wider_than_a_block():
@@ -230,8 +293,12 @@ def test_a_batch_norm_with_fixed_statistics_goes_by_the_plain_code(frozen):
 
 
 @pytest.mark.parametrize("name", ["locotrans_dgcnn", "locotrans_dgcnn_light"])
-def test_networks_learn_alike(name):
+def test_networks_learn_alike(name, monkeypatch):
     """The first loss is that of the plain code; both learn a batch (steps diverge by rounding)."""
+    used = []
+    for module, function in ((learning_rpr, "rpr_conv"), (learning_vn, "vn_edge_conv")):
+        loops = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *x, f=loops: (used.append(f), f(*x))[1])
     first = create_model(name, 5, k=6, dropout=0.0, vector_embedding=24, embedding=32)
     points, labels = torch.randn(8, 40, 3), torch.randint(5, (8,))
     results = []
@@ -252,5 +319,54 @@ def test_networks_learn_alike(name):
             set_kernels(before)
         results.append(losses)
     fast, plain = results
+    assert len(used) == 20 * (4 + 3)  # layers, in one of the two runs
     assert fast[0] == pytest.approx(plain[0], rel=1e-5)
     assert all(losses[-1] < losses[0] / 4 for losses in results)
+
+
+SHARED = """
+import sys
+import torch
+from torch import distributed
+from locotrans.nn import RelativePoseConv, VNEdgeConv
+
+def take(share, count):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    x, v = torch.randn(4, 30, 8), torch.randn(4, 30, 3, 4)
+    index, U = torch.rand(4, 30, 30).topk(5).indices, torch.linalg.qr(torch.randn(4, 30, 3, 3)).Q
+    grads = torch.randn(4, 30, 21), torch.randn(4, 30, 3, 6)
+    layers = RelativePoseConv(12, 8, 21).train(), VNEdgeConv(4, 6).train()
+    x, v, index, U, *grads = (t[share] for t in (x, v, index, U, *grads))
+    v.requires_grad_()
+    out = layers[0](x, v, index, U), layers[1](v, index)
+    torch.autograd.backward(out, grads)
+    names = {f"{i} {n}": p for i, layer in enumerate(layers) for n, p in layer.named_parameters()}
+    buffers = {f"{i} {n}": b for i, layer in enumerate(layers) for n, b in layer.named_buffers()}
+    return {"v": v.grad, **{n: p.grad for n, p in names.items()}}, buffers
+
+def work(rank, folder):
+    if rank == 0:
+        torch.save(take(slice(None), 1), f"{folder}/whole")
+    store = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    torch.save(take(slice(rank, None, 2), 2), f"{folder}/half-{rank}")
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, (sys.argv[1],), 2, start_method="fork")
+"""
+
+
+def test_two_processes_share_statistics_and_gradients(tmp_path):
+    (tmp_path / "shared.py").write_text(SHARED)
+    subprocess.run([sys.executable, str(tmp_path / "shared.py"), str(tmp_path)], check=True)
+    (whole, statistics), *halves = (
+        torch.load(tmp_path / name, weights_only=True) for name in ("whole", "half-0", "half-1")
+    )
+    for name, wanted in whole.items():
+        parts = [gradients[name] for gradients, _ in halves]
+        found = torch.stack(parts, 1).flatten(0, 1) if name == "v" else sum(parts)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, msg=name)
+    for _, found in halves:
+        for name, wanted in statistics.items():
+            torch.testing.assert_close(found[name], wanted, rtol=1e-5, atol=1e-6, msg=name)

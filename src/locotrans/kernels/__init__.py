@@ -57,6 +57,8 @@ def use_loops(x: Tensor, *, training: bool = False) -> bool:
 def use_learning_loops(x: Tensor, *, training: bool) -> bool:
     """Say whether the loops for training on a CPU are to be used for a tensor like ``x``.
 
+    They have first derivatives, backward; the plain code has all others.
+
     Args:
         x: the tensor.
         training: whether all batch norms of the layer are in training.
@@ -75,6 +77,8 @@ def has_loops(x: Tensor) -> bool:
         and x.dtype == torch.float32
         and not torch.is_autocast_enabled("cpu")  # whose bfloat16 numpy does not know
         and not torch.compiler.is_compiling()  # which compiles the plain code
+        and not torch._C._is_tracing()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
         and _has_numba
     )
 

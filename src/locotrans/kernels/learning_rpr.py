@@ -58,28 +58,32 @@ class _RPR(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (basis, z, v, frames, weight, bias), tensors = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        products, tensors = tensors[: ctx.layers], tensors[ctx.layers :]
-        chosen, tensors = forward.Chosen(*tensors[:3]), tensors[3:]
-        *stages, last = (Stage(*tensors[i : i + 5]) for i in range(0, len(tensors), 5))
-        edges, gradients = ctx.edges, []
-        g = torch.where(chosen.e * last.scale + last.shift > 0, grad, SLOPE * grad)
-        dx, sums, dz, dweight, of_last = backward.choose(
-            stages[-1], edges, weight, z, g, chosen, last
-        )
-        if len(stages) == 3:
-            turn, of_norm = stages[2].before(dx, sums, edges.count)
-            dx, sums, dproduct = backward.product(stages[1], edges, products[2], turn, dx)
-            gradients = [dproduct, torch.zeros_like(dproduct[:, 0]), *of_norm]
-        turn, of_norm = stages[1].before(dx, sums, edges.count)
-        dx, sums, dproduct, dbias, dbasis = backward.turned(
-            stages[0], edges, products[1], bias, turn, basis
-        )
-        gradients = [dproduct, dbias, *of_norm, *gradients]
-        turn, of_norm = stages[0].before(dx, sums, edges.count)
-        dproduct, dv = backward.poses(v, frames, edges, products[0], turn, ctx.needs_input_grad[2])
-        gradients = [dproduct, torch.zeros_like(dproduct[:, 0]), *of_norm, *gradients]
-        return dbasis, dz, dv, None, None, dweight, *of_last, *gradients
+        with torch.autocast("cpu", enabled=False):  # as the forward pass was
+            return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what ``forward`` takes."""
+    (basis, z, v, frames, weight, bias), tensors = (saved := ctx.saved_tensors)[:6], saved[6:]
+    products, tensors = tensors[: ctx.layers], tensors[ctx.layers :]
+    chosen, tensors = forward.Chosen(*tensors[:3]), tensors[3:]
+    *stages, last = (Stage(*tensors[i : i + 5]) for i in range(0, len(tensors), 5))
+    edges, gradients = ctx.edges, []
+    g = torch.where(chosen.e * last.scale + last.shift > 0, grad, SLOPE * grad)
+    dx, sums, dz, dweight, of_last = backward.choose(stages[-1], edges, weight, z, g, chosen, last)
+    if len(stages) == 3:
+        turn, of_norm = stages[2].before(dx, sums, edges.count)
+        dx, sums, dproduct = backward.product(stages[1], edges, products[2], turn, dx)
+        gradients = [dproduct, torch.zeros_like(dproduct[:, 0]), *of_norm]
+    turn, of_norm = stages[1].before(dx, sums, edges.count)
+    dx, sums, dproduct, dbias, dbasis = backward.turned(
+        stages[0], edges, products[1], bias, turn, basis
+    )
+    gradients = [dproduct, dbias, *of_norm, *gradients]
+    turn, of_norm = stages[0].before(dx, sums, edges.count)
+    dproduct, dv = backward.poses(v, frames, edges, products[0], turn, ctx.needs_input_grad[2])
+    gradients = [dproduct, torch.zeros_like(dproduct[:, 0]), *of_norm, *gradients]
+    return dbasis, dz, dv, None, None, dweight, *of_last, *gradients
 
 
 def rpr_conv(

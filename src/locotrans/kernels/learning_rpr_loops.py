@@ -67,7 +67,7 @@ def choose_edges(edges, z, sign, best, chosen, total, sums, start, stop):
     Args:
         edges: ((stop - start) k, d), to which that of its point in ``z`` is to be added.
         z: (m, d).
-        sign: (d,), of what batch norm multiplies with.
+        sign: (d,), of what batch norm multiplies with; of 0, the first edge is chosen.
         best: (m, d), is filled with the values of these edges.
         chosen: (m, d), and with which of the k they are.
         total: (m, d), and with the sums over the edges.
@@ -96,7 +96,7 @@ def choose_edges(edges, z, sign, best, chosen, total, sums, start, stop):
                 which[c] = e if x > highest[c] else which[c]
                 highest[c] = max(x, highest[c])
         for c in range(d):
-            highest[c] = sign[c] * highest[c] + own[c]
+            highest[c] = edges[(r - start) * k + which[c], c] + own[c]
             added[c] = first[c] + np.float32(k) * shift[c]
             sums[1, c] += first[c]
             sums[2, c] += second[c]

@@ -15,7 +15,7 @@ from locotrans.kernels.cpu import CACHE, as_arrays
 from locotrans.kernels.learning import batch_moments
 from locotrans.kernels.threads import share_out
 
-# of the number of a cloud, some of its edges, and the first and the last but one of their points
+# of the number of a cloud, some of its edges, and their first point and the one behind the last
 Part = Callable[[int, slice, tuple[int, int]], None]
 Turn = Callable[[slice], Tensor]
 

@@ -45,23 +45,29 @@ class _VNEdges(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        u, w, index, norm = ctx.saved_tensors
-        (m, k), n = index.shape, ctx.n
-        sums = u.new_zeros(m // n, 2, norm.shape[1], dtype=torch.float64)
-        arrays = as_arrays(u, w, index, grad, norm)
-        (sums_,) = as_arrays(sums)
-        share_out(
-            lambda *rows: learning_vn_loops.vn_edge_reductions(*arrays, n, sums_, *rows), m, unit=n
-        )
-        total = sums.sum(0)
-        dbeta, dgamma = total.to(u.dtype).unbind()
-        means = sum_over_processes(total) / (m * k * processes())
-        du, dw = torch.zeros_like(u), torch.empty_like(w)
-        outputs = as_arrays(means.to(u.dtype), du, dw)
-        share_out(
-            lambda *rows: learning_vn_loops.vn_edge_gradients(*arrays, *outputs, *rows), m, unit=n
-        )
-        return du, dw, None, None, *Norm.gradients(dgamma, dbeta)
+        with torch.autocast("cpu", enabled=False):  # as the forward pass was
+            return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what ``forward`` takes."""
+    u, w, index, norm = ctx.saved_tensors
+    (m, k), n = index.shape, ctx.n
+    sums = u.new_zeros(m // n, 2, norm.shape[1], dtype=torch.float64)
+    arrays = as_arrays(u, w, index, grad, norm)
+    (sums_,) = as_arrays(sums)
+    share_out(
+        lambda *rows: learning_vn_loops.vn_edge_reductions(*arrays, n, sums_, *rows), m, unit=n
+    )
+    total = sums.sum(0)
+    dbeta, dgamma = total.to(u.dtype).unbind()
+    means = sum_over_processes(total) / (m * k * processes())
+    du, dw = torch.zeros_like(u), torch.empty_like(w)
+    outputs = as_arrays(means.to(u.dtype), du, dw)
+    share_out(
+        lambda *rows: learning_vn_loops.vn_edge_gradients(*arrays, *outputs, *rows), m, unit=n
+    )
+    return du, dw, None, None, *Norm.gradients(dgamma, dbeta)
 
 
 def vn_edge_conv(

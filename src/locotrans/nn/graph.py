@@ -15,7 +15,7 @@ def point_graph(points: Float[Tensor, "b n 3"], k: int) -> Int[Tensor, "b n k"]:
         from locotrans.kernels.knn import nearest
 
         return nearest(points.detach(), k, coordinates=True)
-    if has_loops(points) and k <= points.shape[1] <= FEW:
+    if has_loops(points) and 1 <= k <= points.shape[1] <= FEW:
         from locotrans.kernels import cpu_knn
 
         return cpu_knn.knn(points.detach(), k)
@@ -28,7 +28,7 @@ def feature_graph(x: Float[Tensor, "b n c"], k: int) -> Int[Tensor, "b n k"]:
         from locotrans.kernels.knn import nearest
 
         return nearest(x.detach(), k, coordinates=False)
-    if has_loops(x) and k <= x.shape[1]:
+    if has_loops(x) and 1 <= k <= x.shape[1]:
         from locotrans.kernels import cpu_knn
 
         return cpu_knn.knn_features(x.detach(), k)
@@ -42,7 +42,7 @@ def farthest(points: Float[Tensor, "b n 3"], m: int) -> Int[Tensor, "b m"]:
 
         if points.shape[1] <= kernel.MOST:
             return kernel.farthest(points, m)
-    if has_loops(points):
+    if has_loops(points) and 1 <= m <= points.shape[1]:
         from locotrans.kernels import farthest_loops
 
         return farthest_loops.farthest(points.detach(), m)

@@ -41,7 +41,7 @@ POSES = 6
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much the demonstration computes; the defaults take about three minutes on two cores."""
+    """How much the demonstration computes; the defaults take about two minutes on two cores."""
 
     points: int = 128
     shapes: int = 3000

@@ -56,7 +56,8 @@ def train(
     The folder receives ``config.json``, ``environment.json``, ``metrics.jsonl`` (a line per
     epoch), ``checkpoint.safetensors``, and at the end ``weights.safetensors`` and ``record.json``.
     A finished run is left as it is, but for weights that are gone while the checkpoint has them.
-    The global random state of torch is seeded at every step.
+    The global random state of torch is seeded at every step. On a CPU, the process keeps memory
+    that is freed (`keep_freed_memory`).
 
     Args:
         config: the settings of the run.

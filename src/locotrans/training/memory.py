@@ -11,10 +11,10 @@ def keep_freed_memory() -> None:
     """Let a freed tensor's memory stay with this process, for the next step, up to a gibibyte each.
 
     The C library would return that of large tensors at once, and every page of it has to be cleared
-    and mapped anew when the next step asks for it: on two cores a fifth of a step's time. Only for
-    glibc; elsewhere nothing is done.
+    and mapped anew when the next step asks for it. Only for glibc, from the version on that lets
+    it; elsewhere nothing is done.
     """
     if platform.libc_ver()[0] == "glibc":
         library = ctypes.CDLL(None)
-        library.mallopt(M_MMAP_THRESHOLD, KEPT)
-        library.mallopt(M_TRIM_THRESHOLD, 2 * KEPT - 1)
+        if library.mallopt(M_MMAP_THRESHOLD, KEPT):
+            library.mallopt(M_TRIM_THRESHOLD, 2 * KEPT - 1)
