@@ -10,6 +10,10 @@ weights K1, K2, R (optional) and W1::
     e = W1 relu(bn(y)) + z_r               out_r = leaky_relu(max over j of bn(e))
 
 The maximum of bn(e) is at the largest or the smallest e, by the sign of gamma.
+
+Multiply-adds of the products, per edge, with cv vectors, c features in, h = c / 2 and d out:
+forward 3 cv h + h c + c d, backward 6 cv h + 3 h c + 2 c c; for R another c c and 2 c c. In the
+three layers of the light network these are 167,000, and most of the time.
 """
 
 from typing import Any
