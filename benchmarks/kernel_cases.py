@@ -30,7 +30,8 @@ from locotrans.losses import consistency_loss, orthogonality_loss
 from locotrans.models import model_config
 from locotrans.nn.edge import leaky_max, max_mean_pool
 from locotrans.nn.norm import BatchNorm
-from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
+from locotrans.nn.poses import equivariant_pose
+from locotrans.nn.rpr import RelativePoseConv
 from locotrans.nn.vn import VNBatchNorm, vn_leaky_relu
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from locotrans.geometry.neighbors import gather
 from locotrans.nn.edge import leaky_max
 from locotrans.nn.norm import count_together
-from locotrans.nn.rpr import RelativePoseConv, equivariant_pose
+from locotrans.nn.poses import equivariant_pose
+from locotrans.nn.rpr import RelativePoseConv
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from locotrans.kernels import rpr, rpr_plan

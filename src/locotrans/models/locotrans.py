@@ -28,7 +28,8 @@ from locotrans.nn.graph import feature_graph
 from locotrans.nn.heads import HeadLayer, make_head
 from locotrans.nn.invariants import VNPooledInvariants
 from locotrans.nn.lcrf import LCRF
-from locotrans.nn.rpr import FrameConv, RelativePoseConv, point_pair_pose
+from locotrans.nn.poses import point_pair_pose
+from locotrans.nn.rpr import FrameConv, RelativePoseConv
 
 
 class EquivariantOutput(NamedTuple):

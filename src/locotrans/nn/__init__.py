@@ -6,7 +6,8 @@ from locotrans.nn.heads import Head, HeadLayer, make_head
 from locotrans.nn.invariants import VNInvariants, VNPooledInvariants
 from locotrans.nn.lcrf import LCRF, to_frame
 from locotrans.nn.norm import BatchNorm
-from locotrans.nn.rpr import FrameConv, RelativePoseConv, equivariant_pose, point_pair_pose
+from locotrans.nn.poses import equivariant_pose, point_pair_pose
+from locotrans.nn.rpr import FrameConv, RelativePoseConv
 from locotrans.nn.vn import VNBatchNorm, VNEdgeConv, VNLayer, VNProjection, vn_leaky_relu
 
 __all__ = [
