@@ -1,6 +1,5 @@
 """Memory of training on a CPU."""
 
-import platform
 import subprocess
 import sys
 
@@ -18,16 +17,17 @@ def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 given_back = pages()
-keep_freed_memory()
+done = keep_freed_memory()
 torch.ones(2**26)
-print(given_back, pages())
+print(int(done), given_back, pages())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_memory_that_is_freed_is_not_mapped_anew():
     result = subprocess.run(
         [sys.executable, "-c", CHECK], capture_output=True, text=True, check=True
     )
-    given_back, kept = map(int, result.stdout.split())
+    done, given_back, kept = map(int, result.stdout.split())
+    if not done:
+        pytest.skip("the C library does not let it")
     assert kept < given_back / 3  # one or two places may be new
