@@ -41,7 +41,7 @@ REASONS = {
     "knn": "distances are written and read again, some rows at a time, by way of the L2 cache, and "
     "about 1,000 instructions of a warp select the k nearest of a row",
     "farthest_points": "each point is chosen when the one before is known, by one program a cloud: "
-    "about 1,300 cycles a point, on as many multiprocessors as there are clouds",
+    "about 1 us a point, on as many multiprocessors as there are clouds",
     "vn_edge_conv backward": "every edge gathers vectors and directions from the caches, once for "
     "the sums of the batch norm and once for the gradients, and adds as many atomically: at k = 20 "
     "that is 13 times the bytes of the floor",

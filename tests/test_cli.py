@@ -312,12 +312,11 @@ def test_mistakes_of_predict(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", ["view {}", "predict {}", "embed {} --out x.npz", "align {} {}"])
-def test_without_weights_commands_say_how_to_come_by_some(words, tmp_path, capsys, monkeypatch):
+def test_weights_that_a_package_lacks_are_named(words, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)  # where none are
     np.save(tmp_path / "cloud.npy", np.eye(3))
     error = error_of(words.replace("{}", str(tmp_path / "cloud.npy")).split(), capsys)
-    assert "no trained classifier comes with locotrans yet; name a run folder" in error
-    assert "`locotrans demo` trains a small network" in error
+    assert "locotrans_dgcnn_light" in error
 
 
 @pytest.mark.slow

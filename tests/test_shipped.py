@@ -11,10 +11,12 @@ from locotrans.data import load_dataset, rotate
 from locotrans.geometry import random_rotations
 from locotrans.models import create_model, list_pretrained, pretrained, pretrained_weights
 
-PARTS = "locotrans_dgcnn_partseg_light"
+PARTS, CLASSES = "locotrans_dgcnn_partseg_light", "locotrans_dgcnn_light"
+KNOWN = ("airplane", "bottle", "chair", "table")
+"""Built-in shapes that are classes of ModelNet40."""
 
 
-@pytest.mark.parametrize("name", sorted({PARTS, *list_pretrained()}))
+@pytest.mark.parametrize("name", sorted({PARTS, CLASSES, *list_pretrained()}))
 def test_every_file_has_its_description_and_card(name):
     path, facts = pretrained_weights(name)  # checks the SHA-256
     assert path.stat().st_size < 16 * 2**20
@@ -65,3 +67,20 @@ def test_segment_takes_them_by_default_and_knows_a_chair(chair, tmp_path):
         here = np.char.startswith(truth, part)
         assert here.any(), sorted(set(truth))
         assert np.mean(said[here] == name) > 0.7, part
+
+
+def test_predict_takes_them_by_default_and_knows_shapes_in_any_pose(tmp_path):
+    shapes = load_dataset("builtin", "test", points=2048, shapes=40)
+    for name in KNOWN:
+        row = shapes.labels.tolist().index(shapes.class_names.index(name))
+        np.save(tmp_path / f"{name}.npy", shapes.points[row].numpy())
+    answers = tmp_path / "answers.json"
+    main(["predict", str(tmp_path), "--rotations", "3", "--json", str(answers)])
+    said = json.loads(answers.read_text())
+    assert [row["class"] for row in said] == list(KNOWN)
+    assert {row["agreement"] for row in said} == {1.0}
+    index = tmp_path / "shapes.index"
+    main(["index", str(tmp_path), "--out", str(index)])
+    found = tmp_path / "found.json"
+    main(["search", str(index), str(tmp_path / "chair.npy"), "--json", str(found)])
+    assert "chair.npy" in str(json.loads(found.read_text()))

@@ -146,4 +146,4 @@ def test_predict_takes_the_packed_weights_by_default(shelf, tmp_path, capsys, mo
     with pytest.raises(SystemExit) as caught:
         main(["predict", str(cloud)])
     assert caught.value.code == 2
-    assert "no trained classifier comes with locotrans" in capsys.readouterr().err
+    assert "no trained weights come with locotrans" in capsys.readouterr().err

@@ -290,7 +290,8 @@ def error_of(arguments, capsys):
 def test_mistakes_are_named(index, shapes, weights, tmp_path, capsys):
     folder = tmp_path / "shapes"
     new = tmp_path / "new"
-    assert "needs weights" in error_of(["index", folder, "--out", new], capsys)
+    with pytest.raises(ValueError, match="needs weights"):
+        build_index(folder, new)
     assert "not a folder" in error_of(["index", shapes[0], "--out", new], capsys)
     assert "there is no folder" in error_of(["index", folder, "--out", tmp_path / "no/x"], capsys)
     assert "name of a shape" in error_of(["index", folder, "--out", folder / "x.npz"], capsys)

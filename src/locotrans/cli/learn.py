@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from locotrans.cli.shared import CLASSIFIERS, print_evaluation
+from locotrans.cli.shared import print_evaluation
 from locotrans.data.roots import read_lines
 from locotrans.training.config import TrainConfig, join_options
 from locotrans.training.presets import base_config, read_config
@@ -171,7 +171,7 @@ def convert(
             raise ValueError(
                 f"{class_names} names {len(names)} classes, {file} tells {count} apart"
             )
-    name = CLASSIFIERS[0 if network.config.fusion else 1]
+    name = "locotrans_dgcnn" if network.config.fusion else "locotrans_dgcnn_light"
     facts = {"model": name, "config": to_json(network.config), "num_classes": count}
     facts |= {"class_names": names, "part_names": [], "data": "modelnet40", "points": points}
     write_tensors(out, network.state_dict(), {**facts, "converted_from": file.name})

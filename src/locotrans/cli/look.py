@@ -28,8 +28,8 @@ def view(
 
     Args:
         path: Point cloud or mesh.
-        weights: Run folder or weights file, of a classifier or of a network for parts; by default,
-            with a category, those for ShapeNetPart that come with locotrans.
+        weights: Run folder or weights file, of a classifier or of a network for parts; by default
+            those that come with locotrans: with a category for its parts, or else for ModelNet40.
         against: A second network to stand beside it, for example a DGCNN.
         category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
@@ -76,7 +76,8 @@ def index(
     Args:
         folder: Folder of point clouds and meshes, searched at any depth.
         out: File of the index.
-        weights: Run folder of `train`, or a .safetensors file; by default as the index was built.
+        weights: Run folder of `train`, or a .safetensors file; by default as the index was built,
+            and in a new one those that come with locotrans.
         points: Points chosen of each file; by default as in training.
         seed: Seed of their choice, and of the points drawn from meshes; by default as the index was
             built, and 0 in a new one.
@@ -93,7 +94,7 @@ def index(
     return build_index(
         folder,
         out,
-        weights,
+        weights if out.exists() else weights_or_shipped(weights),
         points=points,
         seed=seed,
         choice=choice,

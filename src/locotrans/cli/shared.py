@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from locotrans.data import CloudSet
 
 SEGMENTER = "locotrans_dgcnn_partseg_light"
-CLASSIFIERS = ("locotrans_dgcnn", "locotrans_dgcnn_light")
+CLASSIFIER = "locotrans_dgcnn_light"
 
 
 @contextmanager
@@ -162,22 +162,9 @@ def shipped_file(name: Path) -> Path:
 def weights_or_shipped(weights: Path | None, *, parts: bool = False) -> Path:
     """Return the weights that were named, or those that come with the package.
 
-    Of the latter, those of the network for parts, or else of a classifier, the full one first.
+    Of the latter, those of the network for parts, or else those of the classifier.
     """
-    from locotrans.models import list_pretrained
-
-    if weights is not None:
-        return weights
-    if parts:
-        return shipped_file(Path(SEGMENTER))
-    shipped = [name for name in CLASSIFIERS if name in list_pretrained()]
-    if not shipped:
-        raise ValueError(
-            "no trained classifier comes with locotrans yet; name a run folder of `locotrans "
-            "train`, or a .safetensors file (--weights); `locotrans demo` trains a small network "
-            "in minutes: --weights demo/seed_0/locotrans"
-        )
-    return shipped_file(Path(shipped[0]))
+    return weights or shipped_file(Path(SEGMENTER if parts else CLASSIFIER))
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 The specification is `locotrans.geometry.neighbors.farthest_points`, which for each point that is
 chosen launches several kernels that read and write all distances. Here the cloud is read once, and
 a choice is 20 instructions for each 32 points of the cloud and a reduction over the program: of
-7,168 points about 1,300 cycles by the machine code, 0.7 ms for 1,024 choices.
+7,168 points about 1 us on an H200, 1 ms for 1,024 choices.
 """
 
 import torch
