@@ -308,3 +308,11 @@ def test_the_network_stays_as_it_is(pointnet, tmp_path):
     for name, value in pointnet.state_dict().items():
         assert value.dtype == before[name].dtype
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.slow
+def test_weights_of_the_package_are_exported_by_name(tmp_path):
+    out, said = tmp_path / "light.pt2", tmp_path / "said.json"
+    words = ["export", "locotrans_dgcnn_light", str(out), "--pretrained", "--json", str(said)]
+    assert not main([*words, "--radius", "120"])
+    assert "airplane" in json.loads(said.read_text())["class_names"]

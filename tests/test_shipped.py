@@ -84,3 +84,11 @@ def test_predict_takes_them_by_default_and_knows_shapes_in_any_pose(tmp_path):
     found = tmp_path / "found.json"
     main(["search", str(index), str(tmp_path / "chair.npy"), "--json", str(found)])
     assert "chair.npy" in str(json.loads(found.read_text()))
+
+
+def test_they_are_certified_by_name(tmp_path):
+    certificate = tmp_path / "certificate.json"
+    few = ["--points", "48", "--shapes", "2", "--radius", "120", "--rotations", "1"]
+    assert not main(["certify", CLASSES, "--pretrained", *few, "--json", str(certificate)])
+    assert CLASSES in certificate.read_text()
+    assert "fresh weights" not in certificate.read_text()

@@ -5,11 +5,14 @@ from typing import Literal
 
 import tyro
 
+from locotrans.cli.shared import shipped_file
+
 
 def certify(
     target: tyro.conf.Positional[str],
     files: tyro.conf.Positional[tuple[Path, ...]] = (),
     /,
+    pretrained: bool = False,
     data: str = "builtin",
     root: Path | None = None,
     split: str = "test",
@@ -37,6 +40,7 @@ def certify(
         target: Model (see `locotrans list`), run folder, .safetensors or .onnx file, or
             module:function, which is a network on points (b, n, 3) or makes one.
         files: Clouds to try; by default some of the data set.
+        pretrained: Take the weights that come with locotrans for the model of that name.
         data: Data set to take clouds from.
         root: Folder that holds the data set's files.
         split: Split of the data set.
@@ -73,7 +77,8 @@ def certify(
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it first")
     place = find_device(device)
-    network = load_target(target, options, classes)
+    spec = str(shipped_file(Path(target))) if pretrained else target
+    network = load_target(spec, options, classes)
     clouds, facts = load_clouds(files, data, root, split, shapes, points, seed)
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
@@ -108,6 +113,7 @@ def export(
     out: tyro.conf.Positional[Path],
     files: tyro.conf.Positional[tuple[Path, ...]] = (),
     /,
+    pretrained: bool = False,
     outputs: tuple[str, ...] = ("logits",),
     points: int = 64,
     radius: float = 50.0,
@@ -125,6 +131,7 @@ def export(
         target: Run folder, .safetensors file, or model (see `locotrans list`).
         out: File to write, .onnx (with the extra export) or .pt2.
         files: Clouds to try it on, beside random ones; by default four built-in shapes.
+        pretrained: Take the weights that come with locotrans for the model of that name.
         outputs: What the file gives: logits embedding point_features vectors frames.
         points: Points of each of these clouds.
         radius: Guarantee of the certificate's search for the worst rotation, in degrees.
@@ -140,7 +147,8 @@ def export(
     from locotrans.export import ALLOWED, compare, export_network, latency
     from locotrans.training.record import environment, find_device, write_json
 
-    network, facts = load_network(target, options, classes)
+    spec = str(shipped_file(Path(target))) if pretrained else target
+    network, facts = load_network(spec, options, classes)
     clouds, what = load_clouds(files, shapes=4, points=points)
     export_network(network, out, outputs=outputs, metadata=facts)
     console = Console()
