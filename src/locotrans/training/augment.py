@@ -7,6 +7,7 @@ from torch import Tensor
 from locotrans.data.filling import NEAREST, moved_copies, nearest_others
 from locotrans.data.transforms import (
     drop_points,
+    jitter,
     normalize,
     protocol_rotations,
     random_mirror,
@@ -39,7 +40,7 @@ def augment(
     *,
     centred: bool = False,
 ) -> Float[Tensor, "b m 3"]:
-    """Draw or thin points, mirror, scale and shift clouds along their axes, rotate and shuffle.
+    """Draw or thin points, mirror, scale, jitter, shift, rotate and shuffle clouds.
 
     With ``centred``, the drawn points have their mean at the origin before, as a network that
     centres them in evaluation will see them.
@@ -57,6 +58,8 @@ def augment(
         points = random_mirror(points, up, generator=generator)
     if config.scale > 1:
         points = random_scale(points, 1 / config.scale, config.scale, generator=generator)
+    if config.jitter > 0:
+        points = jitter(points, config.jitter, 5 * config.jitter, generator=generator)
     if config.shift > 0:
         points = random_shift(points, config.shift, generator=generator)
     if config.rotation != "none":

@@ -29,7 +29,7 @@ NOT_NEGATIVE = (
     *BELOW_ONE,
     *("lr", "final_lr", "warm_up", "weight_decay", "balance"),
     *("orthogonality_weight", "consistency_weight"),
-    *("shift", "seed", "evaluate_every", "checkpoint_seconds", "decay_every", "decay"),
+    *("shift", "jitter", "seed", "evaluate_every", "checkpoint_seconds", "decay_every", "decay"),
 )
 
 
@@ -115,6 +115,9 @@ class TrainConfig:
     """Each axis is scaled by a factor uniform in [1/scale, scale]; 1 is off."""
     shift: float = 0.2
     """Each axis is shifted by an amount uniform in [-shift, shift]; 0 is off."""
+    jitter: float = 0.0
+    """Deviation of the normal noise that every coordinate gets, cut off at five times as much; the
+    greatest norm of a shape is about 1. 0 is off."""
     mirror: bool = False
     """Mirror half of the shapes, at random in every step, in a plane that holds the up axis."""
     shuffle: bool = True
