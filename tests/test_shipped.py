@@ -10,6 +10,7 @@ from locotrans.cli import main
 from locotrans.data import load_dataset, rotate
 from locotrans.geometry import random_rotations
 from locotrans.models import create_model, list_pretrained, pretrained, pretrained_weights
+from locotrans.training import load_weights
 
 PARTS, CLASSES = "locotrans_dgcnn_partseg_light", "locotrans_dgcnn_light"
 KNOWN = ("airplane", "bottle", "chair", "table")
@@ -30,10 +31,20 @@ def test_every_file_has_its_description_and_card(name):
     assert not create_model(name, pretrained=True).training
 
 
-def test_a_name_in_the_place_of_a_file_is_explained(capsys):
+def test_their_name_stands_for_them_everywhere(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where nothing else has that name
+    _, facts = load_weights(CLASSES)
+    assert len(facts["class_names"]) == 40
+    rng = np.random.default_rng(0)
+    for name, count in (("sparse", 255), ("cloud", 256)):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(count, 3)))
+    main(["predict", "sparse.npy", "cloud.npy", "--weights", CLASSES])
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 2
+    assert "warning: 1 file with fewer than 256 points" in said.err
     with pytest.raises(SystemExit):
-        main(["eval", PARTS, "--data", "builtin"])
-    assert "of that name come with locotrans: eval has --pretrained" in capsys.readouterr().err
+        main(["predict", "cloud.npy", "--weights", "dgcnn"])
+    assert f"weights that come with locotrans: {CLASSES}, {PARTS}" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,9 @@ def test_split_by_seed_and_share(folder):
     assert set(other.ids) != set(train.ids)
     half = load_dataset("folder:share=0.5,up=y", "test", root=folder, points=64)
     assert (len(half), half.up) == (15, "y")
+    assert len(load_dataset("folder:share=0", "test", root=folder, points=64)) == 30
+    with pytest.raises(ValueError, match="no files in split 'train'; add some, or change share"):
+        load_dataset("folder:share=0", "train", root=folder, points=64)
 
 
 def test_holes_of_scans_are_left_out_and_said_from_the_cache_too(folder, caplog):
@@ -148,7 +151,7 @@ def test_part_file_of_another_length(folder):
 
 
 def test_share_is_checked(folder):
-    with pytest.raises(ValueError, match="share must be between 0 and 1"):
+    with pytest.raises(ValueError, match="share must be 0, all for testing, or below 1"):
         load_dataset("folder:share=1.5", "train", root=folder)
     with pytest.raises(ValueError, match="share must be a float, got 'half'"):
         load_dataset("folder:share=half", "train", root=folder)
@@ -311,6 +314,10 @@ def test_equal_points_are_reported_by_name(folder):
     with pytest.raises(ValueError, match=r"plum/1.npy: its 30 points are all the same") as caught:
         load_dataset("folder:share=0.99", "train", root=folder, points=8)
     assert f"`locotrans data check {folder}` names all" in str(caught.value)
+    far = np.float32(5e6) + np.arange(90, dtype=np.float32).reshape(30, 3) % 2
+    np.save(folder / "plum" / "1.npy", far)
+    with pytest.raises(ValueError, match=r"1.npy: its 30 points differ by no more than rounding"):
+        load_dataset("folder:share=0.99", "train", root=folder, points=8)
     assert "folder:skip=true leaves them out" in str(caught.value)
 
 

@@ -150,7 +150,7 @@ def test_weights_of_the_package_by_name(fruit, uncut, tmp_path, monkeypatch, cap
     wanted = "nothing: there is no such run folder or weights file"
     said = capsys.readouterr().err
     assert wanted in said
-    assert "name weights that come with locotrans: locotrans_dgcnn_light" in said
+    assert "or weights that come with locotrans: locotrans_dgcnn_light" in said
 
 
 def test_a_checkpoint_with_averaged_weights(tiny, tmp_path):

@@ -83,6 +83,8 @@ def trained_root(weights: Path) -> Path | None:
     """Return the folder of the data that a run was trained on, if it still is there."""
     from locotrans.training.presets import read_config
 
+    if not weights.exists():  # the name of those that come with the package
+        return None
     config = (weights if weights.is_dir() else weights.parent) / "config.json"
     try:
         root = read_config(config).root if config.is_file() else None

@@ -220,13 +220,14 @@ def choose_split(
     if marked:
         chosen = [entry for entry in entries if entry.split == split]
     else:
-        if not 0 < share < 1:
-            raise ValueError(f"share must be between 0 and 1, got {share}")
+        if not 0 <= share < 1:
+            raise ValueError(f"share must be 0, all for testing, or below 1, got {share}")
         chosen = []
         for label, size in Counter(entry.label for entry in entries).items():
             files = [entry for entry in entries if entry.label == label]
             files.sort(key=lambda entry: _rank(entry.path, folder, seed))
             cut = min(max(1, round(share * size)), size - 1) if size > 1 else 1
+            cut = cut if share > 0 else 0
             picked = files[:cut] if split == "train" else files[cut:]
             chosen += sorted(picked, key=lambda entry: entry.path)
     if not chosen:

@@ -56,7 +56,7 @@ def load_folder(
         points: Points of each shape; a smaller file is filled up (`resample`).
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
-        share: Share of each class that is for training, where no folders say which.
+        share: Share of each class that is for training, where no folders say which; 0: none.
         skip: Leave out files that cannot be read, instead of raising an error.
         sphere: Radius, in the units of the files, of the spheres that labelled scenes are cut into
             (`load_scenes`); 0 takes the files for shapes, and scales them.
@@ -89,7 +89,7 @@ def load_csv(
         points: Points of each shape; a smaller file is filled up (`resample`).
         seed: Seed of the split, of the points on meshes and of the choice of points.
         up: The axis that points up.
-        share: Share of each class that is for training, where the table has no ``split``.
+        share: Share of each class that is for training, where the table has no ``split``; 0: none.
         skip: Leave out files that cannot be read, instead of raising an error.
         sphere: As for a folder; ``label`` says nothing then.
     """

@@ -160,6 +160,11 @@ def check_extent(path: Path, points: Tensor, size: int | None = None) -> None:
     middle = wide.mean(0)
     if not (wide - middle).norm(dim=1).max() > 1e-6 * middle.abs().max():
         count = len(points) if size is None else size
+        if (wide != wide[0]).any():
+            raise ValueError(
+                f"{path}: its {count} points differ by no more than rounding, so far from the "
+                "origin: write them in float64, or subtract an offset"
+            )
         what = "has one point only" if count == 1 else f"its {count} points are all the same"
         raise ValueError(f"{path}: {what}: leave the file out")
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from locotrans.data.parttable import with_words
-from locotrans.models import create_model, list_pretrained, model_config
+from locotrans.models import create_model, list_pretrained, model_config, pretrained_weights
 from locotrans.training.average import averaged
 from locotrans.training.config import typed_fields
 from locotrans.training.folder import CHECKPOINT, WEIGHTS
@@ -85,6 +85,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
     """Build the model of a run folder, a weights file or a checkpoint, in eval mode on the CPU.
 
+    Weights that come with the package are found by their name, if nothing else has it.
+
     Of a checkpoint that keeps an average of the weights, the average is taken.
 
     Returns:
@@ -111,13 +113,16 @@ def load_weights(target: Path | str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def find_weights(target: Path) -> Path:
-    """Return the weights of a run folder, or the file itself."""
+    """Return the weights of a run folder, those that come with the package, or the file itself."""
     if not target.exists():
-        refuse_parts(target)
-        hint = "name the folder that `locotrans train --out` wrote, or a .safetensors file"
         if str(target) in list_pretrained():
-            hint = "weights of that name come with locotrans: eval has --pretrained for them"
-        raise FileNotFoundError(f"{target}: there is no such run folder or weights file; {hint}")
+            return pretrained_weights(str(target))[0]
+        refuse_parts(target)
+        raise FileNotFoundError(
+            f"{target}: there is no such run folder or weights file; name the folder that "
+            "`locotrans train --out` wrote, a .safetensors file, or weights that come with "
+            f"locotrans: {', '.join(list_pretrained())}"
+        )
     if not target.is_dir():
         return target
     weights, checkpoint = target / WEIGHTS, target / CHECKPOINT

@@ -7,7 +7,6 @@ from torch import nn
 
 from locotrans.data import CloudSet
 from locotrans.models import list_pretrained
-from locotrans.models.pretrained import pretrained_weights
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.config import to_json
 from locotrans.training.tasks import is_numbered, is_segmenter
@@ -25,15 +24,10 @@ def locate(weights: str) -> str:
 
 def load_start(weights: str) -> tuple[nn.Module, dict[str, Any]]:
     """Load a run folder, a weights file, or weights that come with the package by their name."""
-    if weights in list_pretrained():
-        return load_weights(pretrained_weights(weights)[0])
     try:
         return load_weights(weights)
     except FileNotFoundError as error:
-        known = ", ".join(list_pretrained())
-        raise FileNotFoundError(
-            f"start_from: {error}; or name weights that come with locotrans: {known}"
-        ) from None
+        raise FileNotFoundError(f"start_from: {error}") from None
 
 
 def take_over(

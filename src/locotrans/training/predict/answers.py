@@ -1,5 +1,6 @@
 """`locotrans predict`: a row for each file."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from locotrans.counting import counted
 from locotrans.data.transforms import rotate
 from locotrans.geometry import random_rotations
 from locotrans.training.predict.files import find_files, printable
@@ -81,7 +83,8 @@ def predict(
     names = metadata.get("class_names")
     if not isinstance(names, list) or len(names) != metadata["num_classes"]:
         raise ValueError(f"{weights} does not name the {metadata['num_classes']} classes")
-    failed = False
+    failed, sparse = False, 0
+    few = metadata.get("points", 0) // 4
     with ExitStack() as stack:
         writers = [
             stack.enter_context(open_rows(path))
@@ -95,7 +98,14 @@ def predict(
             if not writers:
                 print(_line(answer), flush=True)
             failed |= answer.error is not None
+            sparse += answer.error is None and (answer.points or few) < few
             tally(answer.error is None)
+    if sparse:
+        print(
+            f"warning: {counted(sparse, 'file')} with fewer than {few} points, a quarter of what "
+            "the network was trained with: expect wrong answers",
+            file=sys.stderr,
+        )
     return int(failed)
 
 
