@@ -20,6 +20,7 @@ from locotrans.align import align, angle_of
 from locotrans.data import CloudSet, load_dataset
 from locotrans.geometry import random_rotations
 from locotrans.training import load_weights
+from locotrans.training.predict.samples import Choice, trained_choice
 
 ASYMMETRIC = ("airplane", "bed", "chair", "guitar", "laptop", "monitor", "person", "piano", "sofa")
 ASYMMETRIC += ("stairs", "toilet")
@@ -37,7 +38,13 @@ def chosen_shapes(clouds: CloudSet, count: int, seed: int) -> list[int]:
     return [fitting[i] for i in torch.randperm(len(fitting), generator=generator)[:count].tolist()]
 
 
-def measure(network: torch.nn.Module, clouds: CloudSet, shapes: list[int], seed: int) -> list[Any]:
+def measure(
+    network: torch.nn.Module,
+    clouds: CloudSet,
+    shapes: list[int],
+    seed: int,
+    choice: Choice = "random",
+) -> list[Any]:
     """Return a row of statistics for each case, before and after the refinement."""
     generator = torch.Generator().manual_seed(seed)
     errors: dict[tuple[str, str], list[float]] = {}
@@ -48,7 +55,7 @@ def measure(network: torch.nn.Module, clouds: CloudSet, shapes: list[int], seed:
         half = len(points) // 2
         one, other = points[:half], points[half:]
         for case, target in (("other points", other), ("same points", one[::-1])):
-            found = align(network, one, target @ R.T, points=half)
+            found = align(network, one, target @ R.T, points=half, choice=choice)
             for stage, answer in (("network", found.first_rotation), ("refined", found.rotation)):
                 errors.setdefault((case, stage), []).append(angle_of(answer @ R.T))
     return [statistics(case, stage, values) for (case, stage), values in errors.items()]
@@ -81,7 +88,8 @@ def main(arguments: list[str] | None = None) -> list[Any]:
     args = parser.parse_args(arguments)
     network, metadata = load_weights(args.weights)
     clouds = load_dataset(args.data, args.split, root=args.root, points=args.points)
-    rows = measure(network, clouds, chosen_shapes(clouds, args.shapes, args.seed), args.seed)
+    shapes = chosen_shapes(clouds, args.shapes, args.seed)
+    rows = measure(network, clouds, shapes, args.seed, trained_choice(metadata))
     print(markdown(rows))
     facts = {key: metadata.get(key) for key in ("model", "config", "data", "points")}
     results = {"rows": rows, "classes": ASYMMETRIC, "data_checksum": clouds.checksum}

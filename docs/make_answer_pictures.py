@@ -11,11 +11,8 @@ import torch
 
 from locotrans.data import rotate
 from locotrans.geometry import random_rotations
-from locotrans.models import pretrained_weights
 from locotrans.pictures import draw_cloud, new_figure, save_figure
 from locotrans.training.predict.progress import load_inference
-
-SHIPPED = "locotrans_dgcnn_light"
 
 
 def main(argv=None):
@@ -25,11 +22,12 @@ def main(argv=None):
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--weights", type=Path, help="by default those that come with locotrans")
+    parser.add_argument(
+        "--weights", default="locotrans_dgcnn_light", help="run folder, file or name"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the pose")
     args = parser.parse_args(argv)
-    weights = args.weights or pretrained_weights(SHIPPED)[0]
-    inference, facts = load_inference(weights, None, 0, 32, "cpu", 0, None)
+    inference, facts = load_inference(args.weights, None, 0, 32, "cpu", 0, None)
     R = random_rotations(1, generator=torch.Generator().manual_seed(args.seed))[0]
 
     @torch.inference_mode()  # a thread of its own calls it

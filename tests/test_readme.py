@@ -49,8 +49,11 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
 
 
 def make_files():
-    """What a reader of the section "your own data" has already."""
+    """What a reader has already."""
     export("folder", "shapes", train=40, test=20, points=64)
+    Path("objects").mkdir()
+    for name in ("chair.ply", "objects/cup.ply"):
+        write_cloud(Path(name), np.random.default_rng(2).normal(size=(300, 3)))
     scan = np.random.default_rng(0).normal(size=(50, 3))
     scan[::5] = np.nan
     cloud = np.random.default_rng(1).normal(size=(60, 3))

@@ -1,6 +1,7 @@
 """The weights that come with the package: whole, described, and good for what they are for."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,7 +45,11 @@ def test_their_name_stands_for_them_everywhere(tmp_path, capsys, monkeypatch):
     assert "warning: 1 file with fewer than 256 points" in said.err
     with pytest.raises(SystemExit):
         main(["predict", "cloud.npy", "--weights", "dgcnn"])
-    assert f"weights that come with locotrans: {CLASSES}, {PARTS}" in capsys.readouterr().err
+    assert f"weights that come with locotrans: {list_pretrained()[0]}" in capsys.readouterr().err
+    main(["index", str(tmp_path), "--out", "clouds.index", "--weights", CLASSES])
+    main(["index", str(tmp_path), "--out", "clouds.index"])  # as it was built
+    main(["search", "clouds.index", "cloud.npy", "--k", "1", "--json", "found.json"])
+    assert "cloud.npy" in str(json.loads(Path("found.json").read_text())["nearest"])
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +98,8 @@ def test_predict_takes_them_by_default_and_knows_shapes_in_any_pose(tmp_path):
     index = tmp_path / "shapes.index"
     main(["index", str(tmp_path), "--out", str(index)])
     found = tmp_path / "found.json"
-    main(["search", str(index), str(tmp_path / "chair.npy"), "--json", str(found)])
-    assert "chair.npy" in str(json.loads(found.read_text()))
+    main(["search", str(index), str(tmp_path / "chair.npy"), "--k", "1", "--json", str(found)])
+    assert "chair.npy" in str(json.loads(found.read_text())["nearest"])
 
 
 def test_they_are_certified_by_name(tmp_path):

@@ -31,8 +31,8 @@ def predict(
 
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
-        weights: Run folder of `train`, or a .safetensors file; by default those that come with
-            locotrans, of the light network for ModelNet40's 40 classes.
+        weights: Run folder of `train`, a .safetensors file, or the name of weights that come with
+            locotrans; by default locotrans_dgcnn_light, for ModelNet40's 40 classes.
         csv: CSV file to write.
         json: JSON file to write.
         rotations: Average over this many random poses of each file, and report which share of them
@@ -83,8 +83,8 @@ def embed(
     Args:
         paths: Files or folders (searched at any depth); any mix of formats and sizes.
         out: File to write, .npz or .safetensors.
-        weights: Run folder of `train`, or a .safetensors file; by default those that come with
-            locotrans, of the light network for ModelNet40's 40 classes.
+        weights: Run folder of `train`, a .safetensors file, or the name of weights that come with
+            locotrans; by default locotrans_dgcnn_light, for ModelNet40's 40 classes.
         per_point: Write the features of every point instead of one vector a file.
         points: Points chosen of each file; by default as in training.
         seed: Seed of the choice of points.
@@ -183,7 +183,7 @@ def align(
         a: File that is laid onto the other.
         b: File of the same object in another pose.
         weights: Run folder of `train`, or a .safetensors file, of a LocoTrans or a VN-DGCNN; by
-            default those that come with locotrans, of the light network.
+            default locotrans_dgcnn_light, which comes with locotrans.
         out: File, .ply or .npy, for the first cloud as it lies on the second.
         json: File to write the motion to.
         points: Points of each that the network sees.

@@ -29,7 +29,8 @@ def view(
     Args:
         path: Point cloud or mesh.
         weights: Run folder or weights file, of a classifier or of a network for parts; by default
-            those that come with locotrans: with a category for its parts, or else for ModelNet40.
+            locotrans_dgcnn_light, or with a category locotrans_dgcnn_partseg_light, which come with
+            locotrans.
         against: A second network to stand beside it, for example a DGCNN.
         category: Category of the shape, for parts; by default the nearest folder so named.
         save: Page to write instead of serving one.
@@ -77,7 +78,7 @@ def index(
         folder: Folder of point clouds and meshes, searched at any depth.
         out: File of the index.
         weights: Run folder of `train`, or a .safetensors file; by default as the index was built,
-            and in a new one those that come with locotrans.
+            and in a new one locotrans_dgcnn_light, which comes with locotrans.
         points: Points chosen of each file; by default as in training.
         seed: Seed of their choice, and of the points drawn from meshes; by default as the index was
             built, and 0 in a new one.

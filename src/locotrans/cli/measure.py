@@ -41,11 +41,12 @@ def evaluate(
     """Measure trained weights on a data set whose shapes are rotated.
 
     Args:
-        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        weights: Run folder of `train`, a .safetensors file, or the name of weights that come with
+            locotrans.
         data: Data set (see `locotrans list`); by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
-        pretrained: Take the weights that come with locotrans for the model of that name.
+        pretrained: Take those that come with locotrans, even if a file has that name.
         exclude: Text file with the id of a shape in every line, such as airplane_0630, or of files
             of yours chair/a.ply; figures without these shapes (say, those whose mesh is in the
             training set too) are added.
@@ -113,11 +114,12 @@ def perturb(
     """Measure a classifier under noise, dropped points and corruptions of growing severity.
 
     Args:
-        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        weights: Run folder of `train`, a .safetensors file, or the name of weights that come with
+            locotrans.
         data: Data set, as for `eval`; by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each perturbed shape: z (about the data set's up axis), so3 or none.
-        pretrained: Take the weights that come with locotrans for the model of that name.
+        pretrained: Take those that come with locotrans, even if a file has that name.
         json: File to write the result to, with every head.
         split: Split of the data set.
         points: Points per shape; by default as in training.
@@ -189,12 +191,13 @@ def samplings(
     Clouds are sampled uniformly by area, by farthest points, by a voxel grid and along scan lines.
 
     Args:
-        weights: Run folder of `train`, or a .safetensors file; with --pretrained, a model.
+        weights: Run folder of `train`, a .safetensors file, or the name of weights that come with
+            locotrans.
         data: Data set of dense clouds: meshes, as modelnet40:off, or files of yours, as hdf5:up=y
             if y points up in them; by default the one trained on.
         root: Folder that holds the data set's files.
         rotation: Rotation of each shape: z (about the data set's up axis), so3 or none.
-        pretrained: Take the weights that come with locotrans for the model of that name.
+        pretrained: Take those that come with locotrans, even if a file has that name.
         counts: Points of the sampled clouds.
         dense: Points of the clouds that are sampled from.
         json: File to write the result to.

@@ -154,7 +154,7 @@ def write_result(
         write_json(path, {**result, "model": metadata["model"], **facts})
 
 
-def shipped_file(name: Path) -> Path:
+def shipped_file(name: Path | str) -> Path:
     """Return the weights that come with the package for a model."""
     from locotrans.models import pretrained_weights
 
@@ -166,7 +166,7 @@ def weights_or_shipped(weights: Path | None, *, parts: bool = False) -> Path:
 
     Of the latter, those of the network for parts, or else those of the classifier.
     """
-    return weights or shipped_file(Path(SEGMENTER if parts else CLASSIFIER))
+    return weights or shipped_file(SEGMENTER if parts else CLASSIFIER)
 
 
 def print_evaluation(result: dict[str, Any]) -> None:

@@ -8,6 +8,13 @@ import tyro
 from locotrans.cli.shared import shipped_file
 
 
+def trained(name: str, options: tuple[str, ...]) -> str:
+    """Return the file of the weights that come with the package for a model."""
+    if options:
+        raise ValueError("--options are for fresh weights: those of --pretrained have their own")
+    return str(shipped_file(name))
+
+
 def certify(
     target: tyro.conf.Positional[str],
     files: tyro.conf.Positional[tuple[Path, ...]] = (),
@@ -37,10 +44,10 @@ def certify(
     """Measure how invariant a network is, and where it is worst; exit status 1 if it fails.
 
     Args:
-        target: Model (see `locotrans list`), run folder, .safetensors or .onnx file, or
-            module:function, which is a network on points (b, n, 3) or makes one.
+        target: Model (see `locotrans list`) with fresh weights, run folder, .safetensors or .onnx
+            file, or module:function, which is a network on points (b, n, 3) or makes one.
         files: Clouds to try; by default some of the data set.
-        pretrained: Take the weights that come with locotrans for the model of that name.
+        pretrained: Take the weights that come with locotrans for the model of that name, instead.
         data: Data set to take clouds from.
         root: Folder that holds the data set's files.
         split: Split of the data set.
@@ -59,7 +66,7 @@ def certify(
         json: File to write the result to.
         picture: PNG file for a map of the error over all rotations.
         options: Options of a named model as KEY=VALUE.
-        classes: Classes of a named model.
+        classes: Classes of a named model with fresh weights.
         seed: Seed of everything random.
         batch_size: Clouds at a time.
         device: Device: auto, cpu, cuda or cuda:INDEX.
@@ -77,8 +84,7 @@ def certify(
         if path is not None and not path.parent.is_dir():
             raise ValueError(f"{flag} {path}: there is no folder {path.parent}; make it first")
     place = find_device(device)
-    spec = str(shipped_file(Path(target))) if pretrained else target
-    network = load_target(spec, options, classes)
+    network = load_target(trained(target, options) if pretrained else target, options, classes)
     clouds, facts = load_clouds(files, data, root, split, shapes, points, seed)
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
@@ -128,16 +134,16 @@ def export(
     and features of points may differ from the network in float64 by three times what float32 does.
 
     Args:
-        target: Run folder, .safetensors file, or model (see `locotrans list`).
+        target: Run folder, .safetensors file, or model (see `locotrans list`), with fresh weights.
         out: File to write, .onnx (with the extra export) or .pt2.
         files: Clouds to try it on, beside random ones; by default four built-in shapes.
-        pretrained: Take the weights that come with locotrans for the model of that name.
+        pretrained: Take the weights that come with locotrans for the model of that name, instead.
         outputs: What the file gives: logits embedding point_features vectors frames.
         points: Points of each of these clouds.
         radius: Guarantee of the certificate's search for the worst rotation, in degrees.
         json: File to write the comparison, the times and the certificate to.
         options: Options of a named model as KEY=VALUE.
-        classes: Classes of a named model.
+        classes: Classes of a named model with fresh weights.
     """
     from rich.console import Console
     from rich.table import Table
@@ -147,7 +153,7 @@ def export(
     from locotrans.export import ALLOWED, compare, export_network, latency
     from locotrans.training.record import environment, find_device, write_json
 
-    spec = str(shipped_file(Path(target))) if pretrained else target
+    spec = trained(target, options) if pretrained else target
     network, facts = load_network(spec, options, classes)
     clouds, what = load_clouds(files, shapes=4, points=points)
     export_network(network, out, outputs=outputs, metadata=facts)

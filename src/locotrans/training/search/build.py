@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from locotrans.counting import counted
+from locotrans.training.checkpoint import find_weights
 from locotrans.training.predict.arrays import ArrayWriter
 from locotrans.training.predict.embeddings import embeddings_of
 from locotrans.training.predict.files import find_files
@@ -76,6 +77,8 @@ def build_index(
         if old is None:
             raise ValueError("a new index needs weights: name a run folder or a file (--weights)")
         weights = old.weights
+    elif not weights.exists():  # by name
+        weights = find_weights(weights)
     if old is not None and points is None:
         points = old.facts.points
     if choice is None and old is not None:
