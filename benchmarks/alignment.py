@@ -1,6 +1,6 @@
 """How well `locotrans.align` finds the rotation between two clouds of one object.
 
-    python benchmarks/alignment.py runs/light --data modelnet40 --root DATA --shapes 200
+    python benchmarks/alignment.py locotrans_dgcnn_light --data modelnet40 --root DATA --shapes 200
 
 Each shape is turned at random. Its points are cut into two halves, which are aligned: no point of
 one is in the other ("other points"). Then a cloud is aligned to itself, turned and reordered ("same
