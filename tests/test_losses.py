@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from drawing import draw
 from locotrans.losses import (
     balanced_cross_entropy,
     classification_losses,
@@ -13,10 +14,6 @@ from locotrans.losses import (
     point_cross_entropy,
     smoothed_cross_entropy,
 )
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def some_neighbors(b=2, n=6, k=4):

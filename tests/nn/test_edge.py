@@ -2,11 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from drawing import draw
 from locotrans.nn.edge import EdgeConv, PointLayer, edge_products, leaky_max, max_mean_pool
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def some_neighbors(b=2, n=7, k=3):

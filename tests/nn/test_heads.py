@@ -1,12 +1,9 @@
 import torch
 from torch.nn import functional as F
 
+from drawing import draw
 from locotrans.nn import AttentionFusion, Head, HeadLayer
 from locotrans.nn.heads import whole_linear
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_head_layer_step_by_step():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from drawing import draw
 from locotrans.geometry import random_rotations
 from locotrans.geometry.frames import gram_schmidt_frame, printed_symmetric_frame, symmetric_frame
 from locotrans.nn import LCRF, to_frame
@@ -10,10 +11,6 @@ KINDS = {
     "symmetric_printed": printed_symmetric_frame,
     "gram_schmidt": gram_schmidt_frame,
 }
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from drawing import draw
 from locotrans.geometry import random_rotations
 from locotrans.nn.patches import (
     PLAIN,
@@ -17,10 +18,6 @@ from locotrans.nn.patches import (
 
 B, N, K = 2, 12, 4
 WIDTHS = (2, 3)
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.fixture

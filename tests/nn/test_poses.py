@@ -3,25 +3,9 @@
 import pytest
 import torch
 
+from drawing import B, K, N, draw
 from locotrans.geometry import random_rotations
 from locotrans.nn import equivariant_pose, point_pair_pose
-
-B, N, K = 2, 6, 3
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.fixture
-def neighbors():
-    return torch.randint(N, (B, N, K), generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def frames():
-    generator = torch.Generator().manual_seed(2)
-    return random_rotations(B, N, generator=generator, dtype=torch.float64)
 
 
 def test_equivariant_pose_edge_by_edge(neighbors, frames):

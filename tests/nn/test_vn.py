@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from drawing import draw
 from locotrans.geometry import random_rotations
 from locotrans.nn import (
     BatchNorm,
@@ -11,11 +12,6 @@ from locotrans.nn import (
     VNProjection,
     vn_leaky_relu,
 )
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 ROTATION = random_rotations(generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 X, Y = torch.eye(3, dtype=torch.float64)[:2, :, None]

@@ -226,8 +226,7 @@ def choose_split(
         for label, size in Counter(entry.label for entry in entries).items():
             files = [entry for entry in entries if entry.label == label]
             files.sort(key=lambda entry: _rank(entry.path, folder, seed))
-            cut = min(max(1, round(share * size)), size - 1) if size > 1 else 1
-            cut = cut if share > 0 else 0
+            cut = min(max(1, round(share * size)), max(1, size - 1)) if share > 0 else 0
             picked = files[:cut] if split == "train" else files[cut:]
             chosen += sorted(picked, key=lambda entry: entry.path)
     if not chosen:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from locotrans.data import CloudSet
-from locotrans.models import list_pretrained
+from locotrans.models import list_pretrained, pretrained_weights
 from locotrans.training.checkpoint import load_weights
 from locotrans.training.config import to_json
 from locotrans.training.tasks import is_numbered, is_segmenter
@@ -23,7 +23,9 @@ def locate(weights: str) -> str:
 
 
 def load_start(weights: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Load a run folder, a weights file, or weights that come with the package by their name."""
+    """Load what `locate` found, of whose names no file or folder may take the place."""
+    if weights in list_pretrained():
+        return load_weights(pretrained_weights(weights)[0])
     try:
         return load_weights(weights)
     except FileNotFoundError as error:
